@@ -33,7 +33,7 @@ type gate struct {
 	worked   time.Time  // when a device was last seen to get work; zero if no look has found any
 	onePause sync.Mutex // the gated pause in progress has it; others do not wait for it in Lock
 
-	kept        bool          // others keep something paused, for which a resume of the program's may wait
+	lasting     bool          // others keep something paused, for which a resume of the program's may wait
 	signalsLeft chan struct{} // is closed when signals are no longer watched, and nil while they are not
 	namespaces  namespaces
 }

@@ -69,7 +69,7 @@ func (p *Process) awaitOthers(within float64, try func() error) error {
 			return err
 		}
 		p.tellWaits(err)
-		p.watchKept()
+		p.watchLasting()
 		select {
 		case <-changed:
 		case <-late:
@@ -86,17 +86,17 @@ func (p *Process) tellWaits(err error) {
 	}
 }
 
-// watchKept begins to watch for signals that ask the program to end: its own resume may wait for others.
-func (p *Process) watchKept() {
+// watchLasting begins to watch for signals that ask the program to end: its own resume may wait for others.
+func (p *Process) watchLasting() {
 	p.gate.Lock()
 	defer p.gate.Unlock()
-	p.gate.kept = true
+	p.gate.lasting = true
 	p.watchSignals()
 }
 
-// Kept tells a user at the terminal why the program stands still. KeptNoMore tells why it goes on.
-func (p *Process) Kept(by control.KeptPause) {
-	p.Hand(func() error { p.watchKept(); return nil }, func(error) {})
+// Lasts tells a user at the terminal why the program stands still. LastsNoMore tells why it goes on.
+func (p *Process) Lasts(by control.LastingPause) {
+	p.Hand(func() error { p.watchLasting(); return nil }, func(error) {})
 	stands := "its own resume waits until then"
 	if bool(C.gate_is_closed()) {
 		stands = "its threads wait before their next CUDA call. Ctrl-C resumes and interrupts it"
@@ -105,7 +105,7 @@ func (p *Process) Kept(by control.KeptPause) {
 		os.Getpid(), stands))
 }
 
-func (p *Process) KeptNoMore(why string) { p.tellTerminal(why + ": this program goes on") }
+func (p *Process) LastsNoMore(why string) { p.tellTerminal(why + ": this program goes on") }
 
 // tellTerminal writes a line if that reaches a user, and the program wants such lines (TMS_PAUSE_LINES).
 func (p *Process) tellTerminal(line string) {

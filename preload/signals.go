@@ -39,8 +39,8 @@ func (p *Process) watchSignals() {
 
 // leaveSignals ends what watchSignals began, unless there is another reason to watch. The caller holds the gate's lock.
 func (p *Process) leaveSignals() {
-	p.gate.kept = p.gate.kept && p.socket.Outside().Any() != ""
-	if p.gate.signalsLeft != nil && !p.gate.closed && !p.gate.kept {
+	p.gate.lasting = p.gate.lasting && p.socket.Outside().Any() != ""
+	if p.gate.signalsLeft != nil && !p.gate.closed && !p.gate.lasting {
 		close(p.gate.signalsLeft)
 		p.gate.signalsLeft = nil
 		C.handlers_leave_ends()

@@ -58,7 +58,7 @@ func (p *Process) openVersion(name string) (v version, err error) {
 	return v, nil
 }
 
-// closeVersion ends what openVersion began, and the use of the chunks if they are mapped here or kept for a return.
+// closeVersion ends what openVersion began, and the use of the chunks if they are mapped here or held for a return.
 func (p *Process) closeVersion(v version, chunks bool) {
 	if chunks {
 		for _, chunk := range v.Chunks {
@@ -276,7 +276,7 @@ func (s *set) moves() error {
 	return nil
 }
 
-// become notes which version is mapped here, and which is kept for a return.
+// become notes which version is mapped here, and which is held for a return.
 func (s *set) become(now version, before *version) {
 	s.process.sets.Lock()
 	defer s.process.sets.Unlock()

@@ -28,7 +28,7 @@ func (e *Engine) saveAll(batches []*batch, o *operation, left *left) error {
 	toDisk := func(s *segment) bool { return s.state == active && o.backupOf(s) == BackupDisk }
 	for _, b := range batches {
 		if slices.ContainsFunc(b.segments, toDisk) {
-			if b.device.keptOff.Load() {
+			if b.device.savesElsewhere.Load() {
 				e.toldOfHost.Do(func() {
 					e.process.Warn(fmt.Sprintf("device %d has no memory of its own: contents in host memory would free "+
 						"nothing, so a pause saves them to files (TMS_DISK_BACKUP_DIR)", b.device.ordinal))
@@ -104,7 +104,7 @@ func (o *Options) discards(s *segment) bool {
 	return o.Discard && !slices.Contains(o.Except, s.tag.name)
 }
 
-// plan chooses the parts of a device's segments to copy: contents worth keeping, without blocks that are kept already.
+// plan chooses the parts of a device's segments to copy: contents worth saving, without blocks that are saved already.
 func (e *Engine) plan(b *batch, o *operation) error {
 	segments := filter(b.segments, func(s *segment) bool { return s.state == active && o.backupOf(s) != BackupNone })
 	var total uint64
@@ -148,7 +148,7 @@ func (e *Engine) plan(b *batch, o *operation) error {
 			e.mu.Unlock()
 		}
 		kind := o.backupOf(s)
-		item := store.Item{Span: s.backupSpan(), Kept: s.contents, Parts: s.all(), Target: s.target}
+		item := store.Item{Span: s.backupSpan(), Saved: s.contents, Parts: s.all(), Target: s.target}
 		if reached && s.contents == nil && kind != BackupDisk && kind != backupMemory {
 			if kind = BackupHost; s.length() <= room {
 				kind, item.Target = BackupPeer, target
@@ -163,7 +163,7 @@ func (e *Engine) plan(b *batch, o *operation) error {
 			item.Parts = to.parts.saved
 		}
 		if kind == backupMemory || item.Sparse != (s.parts != nil) || item.Sparse && s.contents.Bytes() < item.Needs() {
-			item.Kept = nil
+			item.Saved = nil
 		} else if !item.Sparse && s.incremental && s.current && s.sums != nil && sums[s] != nil {
 			item.Parts = blocks(s.length(), func(i int) bool { return s.sums[i] != sums[s][i] })
 		}
@@ -304,7 +304,7 @@ func (e *Engine) fill(b *batch, word uint32, of func(*segment) store.Ranges) err
 }
 
 // poisonWord is NaN in every floating-point format: of 16, 32 and 64 bits, and both of 8 bits. A resume fills memory
-// with it whose contents were not kept, so that a silent use of lost contents shows.
+// with it whose contents were not saved, so that a silent use of lost contents shows.
 const poisonWord = 0x7fff7fff
 
 // zeroed lists what a resume fills with zeros.

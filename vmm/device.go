@@ -16,37 +16,37 @@ import (
 
 // device is what the engine knows of one GPU.
 type device struct {
-	driver      *cuda.Driver
-	ordinal     int
-	context     cuda.Context // the primary one, retained for good
-	granularity uint64
-	total       uint64
-	rdma        bool        // memory can be made usable for GPUDirect RDMA, as cudaMalloc's is
-	onHost      bool        // its memory is the host's
-	keptOff     atomic.Bool // so contents are saved elsewhere than was asked
-	shareable   atomic.Bool // new memory can be exported to other processes, as file descriptors
-	shares      atomic.Bool // such memory was made
-	tags        map[string]*tag
-	space       *space.Space[segment]
-	uuid        string                // "": the driver does not report it
-	near        map[string]int        // the peers, by UUID
-	node        atomic.Int64          // NUMA node of the nearest host memory, or -1
-	peers       atomic.Pointer[[]int] // devices that could have access to its memory
-	users       *contexts.Users       // which of the peers are used
-	quota       *quota.Device         // what the process has of it
-	ordered     ordered               // memory for stream order
-	unused      []cuda.Event          // that no line needs any longer
-	made        uint64                // pending frees so far
-	progressing int                   // pending frees in progress
-	wanting     int                   // callers for whom its memory is short
-	waiting     bool                  // a thread waits for its contexts, for pending frees
-	hashed      atomic.Bool           // the hash has been used
-	streamed    atomic.Bool           // the driver has had to make streams
-	progress    atomic.Pointer[progress]
-	gated       int               // segments that are paused by a gated pause
-	exposed     int               // segments that are paused by another
-	shared      uint64            // bytes of extents that several segments share, or have shared
-	woken       map[*segment]bool // slabs that wakeSlab has made active, and whose contents are still kept
+	driver         *cuda.Driver
+	ordinal        int
+	context        cuda.Context // the primary one, retained for good
+	granularity    uint64
+	total          uint64
+	rdma           bool        // memory can be made usable for GPUDirect RDMA, as cudaMalloc's is
+	onHost         bool        // its memory is the host's
+	savesElsewhere atomic.Bool // so contents are saved elsewhere than was asked
+	shareable      atomic.Bool // new memory can be exported to other processes, as file descriptors
+	shares         atomic.Bool // such memory was made
+	tags           map[string]*tag
+	space          *space.Space[segment]
+	uuid           string                // "": the driver does not report it
+	near           map[string]int        // the peers, by UUID
+	node           atomic.Int64          // NUMA node of the nearest host memory, or -1
+	peers          atomic.Pointer[[]int] // devices that could have access to its memory
+	users          *contexts.Users       // which of the peers are used
+	quota          *quota.Device         // what the process has of it
+	ordered        ordered               // memory for stream order
+	unused         []cuda.Event          // that no line needs any longer
+	made           uint64                // pending frees so far
+	progressing    int                   // pending frees in progress
+	wanting        int                   // callers for whom its memory is short
+	waiting        bool                  // a thread waits for its contexts, for pending frees
+	hashed         atomic.Bool           // the hash has been used
+	streamed       atomic.Bool           // the driver has had to make streams
+	progress       atomic.Pointer[progress]
+	gated          int               // segments that are paused by a gated pause
+	exposed        int               // segments that are paused by another
+	shared         uint64            // bytes of extents that several segments share, or have shared
+	woken          map[*segment]bool // slabs that wakeSlab has made active, and whose contents are still saved
 }
 
 func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {

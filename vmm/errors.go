@@ -14,7 +14,7 @@ var (
 	ErrInvalidAddress = cuda.Refuse(cuda.InvalidValue, "not the start of a live pausable segment")
 
 	// ErrContents: what a resume brought back is not what the pause had saved (TMS_VERIFY). The
-	// segments are paused; what was saved is kept.
+	// segments are paused; what was saved stays.
 	ErrContents = cuda.Refuse(cuda.IllegalState, "contents differ from those before the pause")
 
 	// ErrMargin and ErrLimit: see package quota.

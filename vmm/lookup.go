@@ -236,7 +236,7 @@ func (r Records) Transitions() uint64 {
 }
 
 // PausedBy returns the number of the pause that last took memory of a tag, or 0 if no memory of the tag is paused.
-// Later pauses have higher numbers. A sub-allocator that keeps freed memory asks, because memory that it kept before
+// Later pauses have higher numbers. A sub-allocator that keeps freed memory asks, because memory that it had before
 // that pause is paused.
 func (r Records) PausedBy(name string) (last uint64) {
 	e := r.engine

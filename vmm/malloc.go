@@ -17,7 +17,7 @@ type Request struct {
 	Tag    string
 	Backup BackupKind
 	// Incremental, of BackupHost: the next pauses copy only blocks whose contents have changed, so the
-	// host copy is kept from one to the next.
+	// host copy stays from one to the next.
 	Incremental bool
 	Target      int          // of BackupPeer: the ordinal of the device that keeps contents, or -1 for any
 	Margin      uint64       // bytes of device memory that must stay free
@@ -128,7 +128,7 @@ func (e *Engine) obtainAtOnce(r *Request, made *uint64, take func(d *device, sho
 	// A copy in host memory would take what a pause frees, where the device's memory is the host's.
 	if d.onHost && (r.Backup == BackupHost || r.Backup == BackupSparse) {
 		r.Backup, r.Incremental = BackupDisk, false
-		d.keptOff.Store(true)
+		d.savesElsewhere.Store(true)
 	}
 	return d, take(d, false)
 }

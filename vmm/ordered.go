@@ -15,14 +15,14 @@ import (
 // it once the stream has reached the free. So a step that frees and allocates the same sizes maps no memory. A pause, a
 // shortage of memory, and cuMemPoolTrimTo take what is not used.
 
-// keptIdle is how long unused memory stays mapped beyond the release threshold of its pool. To map memory takes a
+// idleMapped is how long unused memory stays mapped beyond the release threshold of its pool. To map memory takes a
 // fiftieth of that time, so a program that allocates more rarely does not notice.
-const keptIdle = 10 * time.Millisecond
+const idleMapped = 10 * time.Millisecond
 
 // ordered counts a device's memory for stream order, in bytes: what cuMemPoolGetAttribute tells of a pool.
 type ordered struct {
 	used, usedHigh         uint64 // allocations
-	reserved, reservedHigh uint64 // their segments, and what was freed and is kept
+	reserved, reservedHigh uint64 // their segments, and what was freed and stays mapped
 	keep                   uint64 // the release threshold
 }
 

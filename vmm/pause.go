@@ -140,7 +140,7 @@ func (e *Engine) pausePart(o *operation, theirs bool) (freed uint64, taken []*se
 			err = o.detach(extents)
 		}
 
-		// After an error what was saved is discarded. Contents that were kept before stay, though the pause may have
+		// After an error what was saved is discarded. Contents that were saved before stay, though the pause may have
 		// overwritten parts of them, and so do the contents of a segment that is paused after all.
 		unmapped := batches
 		if err != nil {

@@ -209,7 +209,7 @@ func (e *Engine) reap() error {
 		// What streams have reached is due, and so is memory that was idle for long, or that a caller lacks.
 		e.pollAll()
 		e.dropUnused()
-		since := time.Now().Add(-keptIdle)
+		since := time.Now().Add(-idleMapped)
 		e.giveBackIdle(func(d *device, f *pendingFree) (keep uint64, may bool) {
 			if d.wanting > 0 {
 				return 0, true
@@ -232,7 +232,7 @@ func (e *Engine) reap() error {
 		if p.at[due].length > 0 {
 			continue
 		}
-		pause := keptIdle
+		pause := idleMapped
 		if p.wanting > 0 {
 			pause = wait.Next
 			wait.Next = min(2*wait.Next, wait.Most)

@@ -16,15 +16,15 @@ import (
 	"tms/vmm/store"
 )
 
-// Resume gives every paused segment with the tags new memory at its old address, and its contents where they were kept,
+// Resume gives every paused segment with the tags new memory at its old address, and its contents where they were saved,
 // and returns how many bytes of memory that was.
 //
-// It is a transaction: create, map and refill all, then drop what was kept. After an error every segment is still
+// It is a transaction: create, map and refill all, then drop what was saved. After an error every segment is still
 // paused with its contents, and nothing new is held. (After a move to a device without room for contents and their
 // copies, an error leaves the segments active that were back.) Contents that cannot be read back from disk stop the
 // resume of their segment, and of all segments resumed with it, until the program frees that segment.
 //
-// Host memory of contents that are not kept is back when Resume returns, unless that takes long: see store.Discarded.
+// Host memory of contents that are not retained is back when Resume returns, unless that takes long: see store.Discarded.
 // Resume waits up to Options.Wait for device memory that is short, and says so once. It holds nothing during that wait,
 // and is one transition for its observer. A caller that keeps others from taking memory cannot leave the wait to Resume:
 // with Options.Retried and a Wait it gets the shortage at once, which is no transition, and asks again with

@@ -41,7 +41,7 @@ type segment struct {
 	slab    *small.Slab          // the small allocations in it, or nil if it is one allocation
 	shelved small.Place[segment] // where the tag has it as a slab with room
 	free    space.Slot[segment]  // where the tag has it as slack
-	backing                      // user-mapped memory has no span, imported memory has nothing kept
+	backing                      // user-mapped memory has no span, of imported memory nothing is saved
 	shared  uint64               // its name for other processes, or 0
 	saved
 	dead    store.Ranges // bytes that the next pause need not keep; see Live
@@ -81,7 +81,7 @@ func (s *segment) pausable() bool {
 		s.userMapped.pinned == 0 && s.userMapped.access.Writable(s.device.ordinal))
 }
 
-// policy says how a segment's contents are kept while it is paused.
+// policy says how a segment's contents are saved while it is paused.
 type policy struct {
 	backup      BackupKind
 	incremental bool         // the next pause copies only what has changed

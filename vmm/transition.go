@@ -16,7 +16,7 @@ import (
 type Options struct {
 	Tags         []string            // nil for every tag
 	RetainBackup bool                // keep host copies after resume
-	Discard      bool                // a pause saves no contents, and gives up those that earlier pauses kept
+	Discard      bool                // a pause saves no contents, and gives up those that earlier pauses saved
 	Except       []string            // but of these tags it saves them
 	SaveAll      bool                // a pause saves in host memory what has no backup
 	ToDisk       bool                // a pause saves in files what would take new host memory

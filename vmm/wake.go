@@ -38,7 +38,7 @@ func (e *Engine) wakeSlab(d *device, t *tag, r *Request, p policy) bool {
 	return woken
 }
 
-// wake is a resume of one slab, by a thread whose turn it is. What is kept of the slab stays where it is until the tag
+// wake is a resume of one slab, by a thread whose turn it is. What is saved of the slab stays where it is until the tag
 // is resumed: the program may read it there (BackupPointer).
 func (e *Engine) wake(s *segment) (woken bool, err error) {
 	o := &operation{Options: Options{RetainBackup: true, Verify: true}}
@@ -67,7 +67,7 @@ func (e *Engine) wake(s *segment) (woken bool, err error) {
 	return woken, err
 }
 
-// dropWoken gives up, after a resume, what is kept of slabs that wakeSlab has made active before it.
+// dropWoken gives up, after a resume, what is saved of slabs that wakeSlab has made active before it.
 func (e *Engine) dropWoken(o *operation) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -74,7 +74,7 @@ func TestALendWhoseCommandIsKilled(t *testing.T) {
 	lends, tries := 0, hermetic.Often(200, 12)
 	for i := 0; i < tries || lends == 0; i++ {
 		cut(t, time.Duration(i)*4*time.Millisecond, os.Kill, "lend", lent.number(), "--for", "1h")
-		var by []control.KeptPause
+		var by []control.LastingPause
 		require.Eventually(t, func() bool {
 			by = lent.pausedBy()
 			return lent.isActive() == (len(by) == 0)

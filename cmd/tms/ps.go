@@ -211,8 +211,8 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 	sayUnknown(text, found)
 	var waits *turns.Explanation
 	for _, p := range found {
-		for _, kept := range p.PausedBy {
-			text.sentence(fmt.Sprintf("%d: %s", p.PID, fleet.Whose(p.PID, kept, now)))
+		for _, pause := range p.PausedBy {
+			text.sentence(fmt.Sprintf("%d: %s", p.PID, fleet.Whose(p.PID, pause, now)))
 		}
 		say(text, p, "a pause would free %s without contents",
 			func(tag stats.Tag) uint64 { return tag.PauseWithoutContents })

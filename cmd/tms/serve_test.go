@@ -63,7 +63,7 @@ type answer struct {
 	Plans     []group.Plan
 	Processes []fleet.Process
 	Version   string
-	PausedBy  []control.KeptPause `json:"paused_by"`
+	PausedBy  []control.LastingPause `json:"paused_by"`
 }
 
 // ask sends a request, and returns the answer. Errors: there is none.

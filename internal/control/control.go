@@ -192,14 +192,14 @@ type ProcessState struct {
 	Kept    []KeptSet `json:"kept,omitempty"`    // the complete sets that it has open, one that is open twice twice
 	// Sharers are the processes that have its memory mapped, and those whose memory it has, mapped or paused.
 	Sharers []int `json:"sharers,omitempty"`
-	// PausedBy has the pauses that are kept, until a resume or their time.
-	PausedBy []KeptPause `json:"paused_by,omitempty"`
+	// PausedBy has the pauses that last until a resume or their time.
+	PausedBy []LastingPause `json:"paused_by,omitempty"`
 	// Driver is for a process that is paused with everything. It is nil until a client has sent a note.
 	Driver *Driver `json:"driver,omitempty"`
 }
 
-// KeptPause is a pause that outlasts the client that made it.
-type KeptPause struct {
+// LastingPause is a pause that outlasts the client that made it.
+type LastingPause struct {
 	User  string   `json:"user"`            // who made it, as the client says, or else the number of UID
 	UID   int      `json:"uid"`             // of the client, as the kernel says
 	PID   int      `json:"client_pid"`      // of the client, which may have ended, or 0 if the process could not see it
@@ -212,7 +212,7 @@ type KeptPause struct {
 }
 
 // Words says which command made the pause, and for whom.
-func (k *KeptPause) Words() string {
+func (k *LastingPause) Words() string {
 	who := k.User
 	if k.PID > 0 {
 		who += fmt.Sprintf(", process %d", k.PID)
@@ -227,7 +227,7 @@ func (k *KeptPause) Words() string {
 }
 
 // End returns Until as a time of the clock on the wall.
-func (k *KeptPause) End() time.Time { return time.UnixMicro(int64(k.Until * 1e6)) }
+func (k *LastingPause) End() time.Time { return time.UnixMicro(int64(k.Until * 1e6)) }
 
 // Share is what those that need memory must know of a process that shares its devices.
 type Share struct {

@@ -18,7 +18,7 @@ const (
 	Pause  = "pause"  // gives the memory of a tag, or of all, back to the device
 	Resume = "resume" // takes the memory again
 	Keep   = "keep"   // memory that this client has paused stays paused when it goes
-	Undo   = "undo"   // resumes what this client has paused and not kept, unless another has too; and ends its hold
+	Undo   = "undo"   // resumes what this client alone has paused, but not lasting pauses; ends its hold
 	// Complete says that all memory has come for which this client's resume waits (SteerRequest.Ahead). An undo says that
 	// it does not come, and the resume gives back what it has taken.
 	Complete = "complete"

@@ -11,21 +11,21 @@ import (
 )
 
 // Whose says who paused a process, since when and until when, and what ends the pause.
-func Whose(pid int, kept control.KeptPause, now time.Time) string {
-	since := time.UnixMicro(int64(kept.Since * 1e6))
-	by := fmt.Sprintf("by %s (process %d) since %s", readable.Printable(kept.User), kept.PID, Moment(since, now))
-	if tags := strings.Join(kept.Tags, ", "); tags != "" {
+func Whose(pid int, pause control.LastingPause, now time.Time) string {
+	since := time.UnixMicro(int64(pause.Since * 1e6))
+	by := fmt.Sprintf("by %s (process %d) since %s", readable.Printable(pause.User), pause.PID, Moment(since, now))
+	if tags := strings.Join(pause.Tags, ", "); tags != "" {
 		by += ": " + readable.Printable(tags)
 	}
-	if kept.Awaits > 0 {
+	if pause.Awaits > 0 {
 		return fmt.Sprintf("paused %s; it was restored from that snapshot, and its tms restore has to give it contents (files: %d). "+
-			"If that command has ended, end the process and restore it again", by, kept.Awaits)
+			"If that command has ended, end the process and restore it again", by, pause.Awaits)
 	}
-	if kept.Until == 0 {
+	if pause.Until == 0 {
 		return fmt.Sprintf("paused %s; tms resume %d continues it", by, pid)
 	}
-	lent := "lent to " + readable.Printable(cmp.Or(kept.To, "others")) + " until " + Moment(kept.End(), now)
-	if now.After(kept.End()) {
+	lent := "lent to " + readable.Printable(cmp.Or(pause.To, "others")) + " until " + Moment(pause.End(), now)
+	if now.After(pause.End()) {
 		return fmt.Sprintf("%s, %s; it resumes as soon as there is room (tms ps --bytes)", lent, by)
 	}
 	return fmt.Sprintf("%s, %s; tms resume %d takes the memory back", lent, by, pid)

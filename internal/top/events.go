@@ -74,11 +74,11 @@ func changes(before, now *fleet.Process, at time.Time) (found []event) {
 			add("resumed", d, tag.Tag, was.PausedBytes-min(was.PausedBytes, tag.PausedBytes), 0, tag.LastResumeSeconds)
 		}
 	}
-	for _, kept := range now.PausedBy {
-		if !slices.ContainsFunc(before.PausedBy, func(was control.KeptPause) bool {
-			return was.Since == kept.Since && was.PID == kept.PID
+	for _, pause := range now.PausedBy {
+		if !slices.ContainsFunc(before.PausedBy, func(was control.LastingPause) bool {
+			return was.Since == pause.Since && was.PID == pause.PID
 		}) {
-			found = append(found, event{at: at, pid: now.PID, whose: fleet.Whose(now.PID, kept, at)})
+			found = append(found, event{at: at, pid: now.PID, whose: fleet.Whose(now.PID, pause, at)})
 		}
 	}
 	for _, d := range now.Stats.Devices {

@@ -465,7 +465,7 @@ func TestWhoKeepsAProcessPaused(t *testing.T) {
 	clock := func(at time.Time) string { return at.Local().Format(time.TimeOnly) }
 	look.Processes = slices.Clone(look.Processes)
 	trainer := slices.IndexFunc(look.Processes, func(p fleet.Process) bool { return p.PID == 815 })
-	look.Processes[trainer].PausedBy = []control.KeptPause{
+	look.Processes[trainer].PausedBy = []control.LastingPause{
 		{User: "anna", PID: 12, Since: seconds(noon.Add(-time.Minute)), Until: seconds(noon.Add(time.Hour)), To: "bert",
 			Tags: []string{"optimizer"}},
 		{User: "carl\x1b", PID: 13, Since: seconds(noon), Tags: []string{"scratch"}},

@@ -377,9 +377,9 @@ func (r row) detail(now time.Time) string {
 
 // whose says who keeps the row's memory paused, since when and until when. It is "" if the program itself may resume it.
 func (r row) whose(now time.Time) (text string) {
-	for _, kept := range r.process.PausedBy {
-		if r.whole || len(kept.Tags) == 0 || slices.Contains(kept.Tags, r.tag) {
-			text += fleet.Whose(r.pid, kept, now) + "; "
+	for _, pause := range r.process.PausedBy {
+		if r.whole || len(pause.Tags) == 0 || slices.Contains(pause.Tags, r.tag) {
+			text += fleet.Whose(r.pid, pause, now) + "; "
 		}
 	}
 	return text

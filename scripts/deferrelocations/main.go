@@ -21,12 +21,12 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: deferrelocations LIBRARY")
 		os.Exit(2)
 	}
-	deferred, kept, err := edit(os.Args[1])
+	deferred, left, err := edit(os.Args[1])
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "deferrelocations: %s: %v\n", os.Args[1], err)
 		os.Exit(1)
 	}
-	fmt.Printf("%d relocations deferred, %d left to the loader\n", deferred, kept)
+	fmt.Printf("%d relocations deferred, %d left to the loader\n", deferred, left)
 }
 
 const relaSize = 24
@@ -42,7 +42,7 @@ var relative = map[elf.Machine]uint32{
 	elf.EM_AARCH64: uint32(elf.R_AARCH64_RELATIVE),
 }
 
-func edit(path string) (deferred, kept int, err error) {
+func edit(path string) (deferred, left int, err error) {
 	file, err := elf.Open(path)
 	if err != nil {
 		return 0, 0, err

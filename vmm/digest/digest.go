@@ -162,7 +162,7 @@ func (h *Hasher) Forget(context cuda.Context) {
 	delete(h.asked, context)
 }
 
-// Trim unpins the memory that is kept for the next Sums: 32 bytes for each block of the largest so far.
+// Trim unpins the memory that is ready for the next Sums: 32 bytes for each block of the largest so far.
 func (h *Hasher) Trim(context cuda.Context) {
 	h.mu.Lock()
 	buffers := h.buffers

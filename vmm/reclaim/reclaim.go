@@ -43,7 +43,7 @@ type item struct {
 	bytes   uint64
 	owner   uintptr
 	release func() error
-	kept    bool  // by Keep
+	stays   bool  // by Keep
 	err     error // the error of the refusal
 }
 
@@ -118,10 +118,10 @@ func (q *Queue) Keep(what string, owner uintptr, err error, release func() error
 	k := q.Kind(what)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	k.refused = append(k.refused, item{owner: owner, release: release, kept: true, err: err})
+	k.refused = append(k.refused, item{owner: owner, release: release, stays: true, err: err})
 }
 
-// Forget drops the kept things of an owner that is about to go: they go with it.
+// Forget drops what stays of an owner that is about to go: they go with it.
 func (q *Queue) Forget(owner uintptr) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -153,7 +153,7 @@ func (k *Kind) retry() (done int) {
 	k.refused = nil
 	k.threads++
 	for _, i := range refused {
-		if !i.kept {
+		if !i.stays {
 			k.add(i)
 		} else if k.release(i) {
 			done++

@@ -62,7 +62,7 @@ func IsReserved(contents Contents) bool {
 func (p *Peer) create(c *peerChunk, portable bool) (err error) {
 	switch {
 	case c.in.device == Reserved:
-		return p.kept(&c.extent, func() (uint64, error) { return p.Reserve.Take(c.in.node) })
+		return p.takeOver(&c.extent, func() (uint64, error) { return p.Reserve.Take(c.in.node) })
 	case portable:
 		descriptor, err := p.driver.MemCreateFile(c.size, cuda.PinnedOn(c.in.device).AsFile())
 		if err != nil {

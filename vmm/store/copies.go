@@ -1,4 +1,4 @@
-// Package copying issues copies between device memory and where contents are kept.
+// Package copying issues copies between device memory and where contents are saved.
 package store
 
 import (
@@ -9,14 +9,14 @@ import (
 
 // spanCopy is a copy between device memory and a piece of what keeps contents.
 type spanCopy struct {
-	Device, Kept uintptr
-	Size         uint64
-	Piece        int
+	Device, Saved uintptr
+	Size          uint64
+	Piece         int
 }
 
-// cutCopies lists the copies between parts of a span and its kept contents, which begin at kept; each copy stays within
-// one piece. A piece has the given bytes, and kept lies at the offset into from the start of the pieces.
-func cutCopies(span Span, kept uintptr, into, bytes uint64, parts []Range) []spanCopy {
+// cutCopies lists the copies between parts of a span and its saved contents, which begin at saved; each copy stays within
+// one piece. A piece has the given bytes, and saved lies at the offset into from the start of the pieces.
+func cutCopies(span Span, saved uintptr, into, bytes uint64, parts []Range) []spanCopy {
 	var copies []spanCopy
 	for _, part := range parts {
 		for offset, end := part.Offset, part.Offset+part.Size; offset < end; {
@@ -24,7 +24,7 @@ func cutCopies(span Span, kept uintptr, into, bytes uint64, parts []Range) []spa
 			size := min(end-offset, bytes-place%bytes)
 			copies = append(copies, spanCopy{
 				Device: span.Address + uintptr(offset),
-				Kept:   kept + uintptr(offset),
+				Saved:  saved + uintptr(offset),
 				Size:   size,
 				Piece:  int(place / bytes),
 			})
@@ -86,12 +86,12 @@ func (c *copyStream) toPeer(copies ...spanCopy) error {
 
 // fromHost copies back what toHost has copied.
 func (c *copyStream) fromHost(j spanCopy) error {
-	return c.copy(c.driver.MemcpyHtoDAsync, "host memory to the device", j.Device, j.Kept, j.Size)
+	return c.copy(c.driver.MemcpyHtoDAsync, "host memory to the device", j.Device, j.Saved, j.Size)
 }
 
 // fromPeer copies back what toPeer has copied.
 func (c *copyStream) fromPeer(j spanCopy) error {
-	return c.copy(c.driver.MemcpyDtoDAsync, "device memory back from another device", j.Device, j.Kept, j.Size)
+	return c.copy(c.driver.MemcpyDtoDAsync, "device memory back from another device", j.Device, j.Saved, j.Size)
 }
 
 // issuer is a function of the driver for one kind of copies.
@@ -99,7 +99,7 @@ type issuer func(to, from uintptr, size uint64, stream cuda.Stream) error
 
 func (c *copyStream) save(issue issuer, what string, copies []spanCopy) error {
 	for _, j := range copies {
-		if err := c.copy(issue, what, j.Kept, j.Device, j.Size); err != nil {
+		if err := c.copy(issue, what, j.Saved, j.Device, j.Size); err != nil {
 			return err
 		}
 	}

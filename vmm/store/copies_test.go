@@ -32,7 +32,7 @@ func newCopyBench(t *testing.T, size uint64) *copyBench {
 
 // part is a copy of a part of the first span to the second.
 func (b *copyBench) part(at uintptr, size uint64) spanCopy {
-	return spanCopy{Kept: b.spans[1].Address + at, Device: b.spans[0].Address + at, Size: size}
+	return spanCopy{Saved: b.spans[1].Address + at, Device: b.spans[0].Address + at, Size: size}
 }
 
 // Copies are reported every 256 MiB, and the rest at the end; where the driver gives no event, at the end alone. After

@@ -6,7 +6,7 @@ import "time"
 const awaitTime = 20 * time.Millisecond
 
 // Discarded has the contents that an operation gives up. Clients measure memory when the operation returns, and expect
-// the system to have back the memory of contents that are not kept.
+// the system to have back the memory of contents that are not saved any longer.
 type Discarded struct {
 	Start    time.Time // of the operation, or of its first discarding
 	Later    bool      // others wait for the operation, so it waits for nothing that need not be prompt

@@ -13,7 +13,7 @@ import (
 	"tms/vmm/reclaim"
 )
 
-// ErrDisk says that a file of the disk backup, or its directory, could not be made, kept, written or opened; the text
+// ErrDisk says that a file of the disk backup, or its directory, could not be made, held, written or opened; the text
 // names the directory and what to do, the cause is wrapped (an errno, where there is one). After a Save nothing was
 // saved. After a Load the files are as they were: nothing is lost.
 var ErrDisk = cuda.Refuse(cuda.OperatingSystem, "the disk backup failed")
@@ -73,14 +73,14 @@ func (d *Disk) Configure(path, setting string) error {
 // diskContents is contents in files.
 type diskContents = heldContents[*diskFile]
 
-// Save is Store's Save. Space for all of it is reserved before anything is copied. Kept contents are overwritten in
+// Save is Store's Save. Space for all of it is reserved before anything is copied. Saved contents are overwritten in
 // place; where another directory was configured since, they go to new files. Only sparse ones are not written whole.
 func (d *Disk) Save(job Job, items []Item) ([]Contents, error) {
 	return d.save(items, d.transfer(job, true, false))
 }
 
 // Take writes copies that are in host memory to files, without a driver call. Each source has all of its span at Host,
-// at a multiple of 4 KiB. The sources stay as they are; after an error nothing is kept of them. Errors: ErrDisk.
+// at a multiple of 4 KiB. The sources stay as they are; after an error nothing is saved of them. Errors: ErrDisk.
 func (d *Disk) Take(job Job, sources []Contents) ([]Contents, error) {
 	items := make([]Item, len(sources))
 	for i, source := range sources {
@@ -101,7 +101,7 @@ func (d *Disk) save(items []Item, saving *transfer) (_ []Contents, err error) {
 	}
 	places := make([]place[*diskFile], len(items))
 	for i, item := range items {
-		places[i] = reusable(item.Kept, where, item.Size)
+		places[i] = reusable(item.Saved, where, item.Size)
 	}
 	bytes, inMemory := fresh(items, places), where.InMemory()
 	if inMemory {
@@ -125,7 +125,7 @@ func (d *Disk) save(items []Item, saving *transfer) (_ []Contents, err error) {
 	}
 	contents := make([]Contents, len(items))
 	for i, item := range items {
-		c, ok := item.Kept.(*diskContents)
+		c, ok := item.Saved.(*diskContents)
 		if !ok || c.store != Store(d) {
 			c = &diskContents{store: d, garbage: d.garbage, size: item.Size}
 		}
@@ -148,9 +148,9 @@ func fresh(items []Item, places []place[*diskFile]) (bytes uint64) {
 	return bytes
 }
 
-// reusable returns the place of kept contents, or nowhere if they need a new one.
-func reusable(kept Contents, where *Directory, size uint64) place[*diskFile] {
-	if c, ok := kept.(*diskContents); ok && !c.sparse {
+// reusable returns the place of saved contents, or nowhere if they need a new one.
+func reusable(saved Contents, where *Directory, size uint64) place[*diskFile] {
+	if c, ok := saved.(*diskContents); ok && !c.sparse {
 		if p := c.place(); p.in != nil && p.size == size && p.first().directory.path == where.path {
 			return p
 		}

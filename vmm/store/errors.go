@@ -35,8 +35,8 @@ func (f *diskFile) unreadable(address uintptr, cause error) error {
 	return &Lost{Address: address, Directory: f.directory.path, Cause: cause}
 }
 
-// unkept returns an ErrDisk of the thread that keeps files: what could not be done with one, and what can be done.
-func (d *Directory) unkept(done string, cause error) error {
+// unreached returns an ErrDisk of the thread that holds files: what could not be done with one, and what can be done.
+func (d *Directory) unreached(done string, cause error) error {
 	advice := "call again, or have contents wait in host memory"
 	if d.memory {
 		advice = "call again"

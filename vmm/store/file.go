@@ -39,7 +39,7 @@ func (f *diskFile) create() error {
 		return err
 	}
 	if err := f.disk.keep(&f.extent, fd); err != nil {
-		return f.directory.unkept("kept", err)
+		return f.directory.unreached("kept", err)
 	}
 	return nil
 }
@@ -62,7 +62,7 @@ func (f *diskFile) is(fd int) bool {
 func (f *diskFile) copy() (int, error) {
 	fd, err := f.disk.Descriptors.Copy(f.number)
 	if err != nil {
-		return -1, f.directory.unkept("opened", err)
+		return -1, f.directory.unreached("opened", err)
 	}
 	if f.is(fd) {
 		return fd, nil
@@ -71,11 +71,11 @@ func (f *diskFile) copy() (int, error) {
 	// with one file.
 	first, err := descriptors.FileOf(fd)
 	if err != nil {
-		return -1, f.directory.unkept("opened", err)
+		return -1, f.directory.unreached("opened", err)
 	}
 	again, err := f.disk.Descriptors.Copy(f.number)
 	if err != nil {
-		return -1, f.directory.unkept("opened", err)
+		return -1, f.directory.unreached("opened", err)
 	}
 	if first.Is(again) {
 		f.mu.Lock()

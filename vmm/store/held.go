@@ -36,11 +36,11 @@ type holder struct {
 
 // keep keeps a descriptor as an extent's; the caller closes its own.
 func (h *holder) keep(e *extent, descriptor int) error {
-	return h.kept(e, func() (uint64, error) { return h.Descriptors.Keep(descriptor) })
+	return h.takeOver(e, func() (uint64, error) { return h.Descriptors.Keep(descriptor) })
 }
 
-// kept takes the number of a descriptor that keep has kept. After an error it drops what may be left of it.
-func (h *holder) kept(e *extent, keep func() (number uint64, err error)) error {
+// takeOver takes the number of a descriptor that keep holds now. After an error it drops what may be left of it.
+func (h *holder) takeOver(e *extent, keep func() (number uint64, err error)) error {
 	number, err := keep()
 	if err == nil {
 		e.number = number

@@ -89,7 +89,7 @@ func itemsFor(spans []Span, kept []Contents, target int) []Item {
 	for i, span := range spans {
 		items[i] = Item{Span: span, Parts: []Range{{Size: span.Size}}, Target: target}
 		if kept != nil {
-			items[i].Kept = kept[i]
+			items[i].Saved = kept[i]
 		}
 	}
 	return items

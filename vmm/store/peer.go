@@ -36,7 +36,7 @@ const Reserved = -2
 // Reserve is host memory that processes pass on, in extents of cuda.HostExtent bytes, each with a descriptor.
 type Reserve interface {
 	Free(node int) (bytes uint64)             // of a NUMA node
-	Take(node int) (number uint64, err error) // kept by Descriptors. After an error, drop the number unless it is 0
+	Take(node int) (number uint64, err error) // which Descriptors hold. After an error, drop the number unless it is 0
 	Give(node int, number uint64) error       // an extent that Descriptors keeps. After an error it can be called again
 }
 
@@ -62,15 +62,15 @@ func (p *Peer) Save(job Job, items []Item) ([]Contents, error) {
 	var attached []*peerChunk
 	err := onCopyStream(p.driver, job, func(c *copyStream) error {
 		for i, item := range items {
-			kept, own := item.Kept.(*peerContents)
+			saved, own := item.Saved.(*peerContents)
 			if !own {
 				continue
 			}
-			contents[i] = kept
-			if err := p.attachAll(kept.place(), job.Device, &attached); err != nil {
+			contents[i] = saved
+			if err := p.attachAll(saved.place(), job.Device, &attached); err != nil {
 				return err
 			}
-			if err := c.toPeer(copies(kept, item.Span, item.Parts...)...); err != nil {
+			if err := c.toPeer(copies(saved, item.Span, item.Parts...)...); err != nil {
 				return err
 			}
 		}
@@ -122,7 +122,7 @@ func (p *Peer) discard(chunks ...*peerChunk) {
 	}
 }
 
-// saveToHost saves the items without contents so far, and without Kept ones here.
+// saveToHost saves the items without contents so far, and without Saved ones here.
 func (p *Peer) saveToHost(job Job, items []Item, contents []Contents) error {
 	var rest []Item
 	var indices []int

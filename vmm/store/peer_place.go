@@ -6,14 +6,14 @@ import (
 	"tms/vmm/cuda"
 )
 
-// place takes memory for the items that have no Kept contents, on the devices that they ask for. Items without room
+// place takes memory for the items that have no Saved contents, on the devices that they ask for. Items without room
 // there are left to the host store.
 func (p *Peer) place(job Job, items []Item) []*peerRun {
 	var taken []*peerRun
 	var targets []int
 	wanted := map[int][]int{}
 	for i, item := range items {
-		if item.Kept != nil {
+		if item.Saved != nil {
 			continue
 		}
 		if wanted[item.Target] == nil {
@@ -152,8 +152,8 @@ func (p *Peer) take(job Job, device int, items []Item, wanted []int) (r *peerRun
 		used += size
 	}
 	// Chunks that nothing fits into are given back, but not before the run has its addresses.
-	all, kept := r.extents, int((used+r.each-1)/r.each)
-	if r.extents = all[:kept]; kept == 0 {
+	all, filled := r.extents, int((used+r.each-1)/r.each)
+	if r.extents = all[:filled]; filled == 0 {
 		p.discard(all...)
 		return nil, left, err
 	}
@@ -166,7 +166,7 @@ func (p *Peer) take(job Job, device int, items []Item, wanted []int) (r *peerRun
 		return nil, wanted, refused
 	}
 	r.base = base
-	p.discard(all[kept:]...)
+	p.discard(all[filled:]...)
 	for k, chunk := range r.extents {
 		chunk.address = base + uintptr(k)*uintptr(r.each)
 	}

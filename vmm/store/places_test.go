@@ -43,7 +43,7 @@ func TestPlacesDoNotStraddleRegistrations(t *testing.T) {
 		var done uint64
 		for _, copy := range copies {
 			r := &fresh.Registrations[copy.Piece]
-			offset := uint64(copy.Kept - fresh.Base)
+			offset := uint64(copy.Saved - fresh.Base)
 			require.GreaterOrEqual(t, offset, r.Offset)
 			require.LessOrEqual(t, offset+copy.Size, r.Offset+r.Size)
 			require.Equal(t, span.Address+uintptr(done), copy.Device)
@@ -67,8 +67,8 @@ func TestPartsOfASpan(t *testing.T) {
 	copies := c.copies(span, Range{Offset: 2 << 20, Size: 2 << 20},
 		Range{Offset: maxRegistration - 2<<20, Size: 4 << 20})
 	require.Equal(t, []spanCopy{
-		{Device: span.Address + 2<<20, Kept: fresh.Base + 2<<20, Size: 2 << 20},
-		{Device: span.Address + maxRegistration - 2<<20, Kept: fresh.Base + maxRegistration - 2<<20, Size: 2 << 20},
-		{Device: span.Address + maxRegistration, Kept: fresh.Base + maxRegistration, Size: 2 << 20, Piece: 1},
+		{Device: span.Address + 2<<20, Saved: fresh.Base + 2<<20, Size: 2 << 20},
+		{Device: span.Address + maxRegistration - 2<<20, Saved: fresh.Base + maxRegistration - 2<<20, Size: 2 << 20},
+		{Device: span.Address + maxRegistration, Saved: fresh.Base + maxRegistration, Size: 2 << 20, Piece: 1},
 	}, copies)
 }

@@ -38,7 +38,7 @@ type privateContents struct {
 	size         uint64
 	registration int // the first
 	sparse       bool
-	parts        []Range // of sparse ones: what is kept of the span, one after the other
+	parts        []Range // of sparse ones: what is saved of the span, one after the other
 }
 
 func (c *privateContents) Store() Store  { return c.host }
@@ -76,7 +76,7 @@ func (c *privateContents) each(use func(registration int, bytes uint64)) {
 }
 
 // Scattered reports whether contents hold more than twice their share of pinned memory, because others beside them have
-// gone: saved once more, without these as Kept, they take no more than they need.
+// gone: saved once more, without these as Saved, they take no more than they need.
 func Scattered(contents Contents) (scattered bool) {
 	c, ok := contents.(*privateContents)
 	if !ok {
@@ -149,7 +149,7 @@ func (h *Private) Save(job Job, items []Item) ([]Contents, error) {
 func (h *Private) Check(budget *Budget, items []Item) error {
 	var total uint64
 	for _, item := range items {
-		if item.Kept == nil {
+		if item.Saved == nil {
 			total += wholePages(item.Needs())
 		}
 	}
@@ -160,7 +160,7 @@ func (h *Private) Check(budget *Budget, items []Item) error {
 	return budget.Check(total)
 }
 
-// place gives every item without kept Contents a place in one fresh buffer; nil if none needs it.
+// place gives every item without Saved contents a place in one fresh buffer; nil if none needs it.
 func (h *Private) place(job Job, items []Item) (contents []Contents, fresh *pinnedBuffer, err error) {
 	contents = make([]Contents, len(items))
 	var placed []*privateContents
@@ -169,13 +169,13 @@ func (h *Private) place(job Job, items []Item) (contents []Contents, fresh *pinn
 	sharing := false // the last registration takes further small spans
 	for i, item := range items {
 		c, needs := &privateContents{host: h, sparse: item.Sparse}, item.Needs()
-		if item.Kept != nil {
-			c = item.Kept.(*privateContents)
+		if item.Saved != nil {
+			c = item.Saved.(*privateContents)
 		}
 		if item.Sparse {
 			c.parts = item.Parts
 		}
-		if contents[i] = c; item.Kept != nil || needs == 0 {
+		if contents[i] = c; item.Saved != nil || needs == 0 {
 			continue
 		}
 		if small := needs < pieceSize; !small || !sharing {

@@ -24,20 +24,20 @@ type Range struct {
 // Item is a span to save.
 type Item struct {
 	Span
-	// Kept, unless nil, is the Contents that an earlier Save of the same span returned: it is
+	// Saved, unless nil, is the Contents that an earlier Save of the same span returned: it is
 	// overwritten and returned again.
-	Kept Contents
-	// Sparse, for host memory alone: only Parts are kept, and nothing else of the span comes back. Kept is sparse too,
+	Saved Contents
+	// Sparse, for host memory alone: only Parts are saved, and nothing else of the span comes back. Saved is sparse too,
 	// and has room for what the item Needs. Room, unless 0, is how many bytes to take if the parts have fewer.
 	Sparse bool
 	Room   uint64
-	// Parts are what of the span is to be copied: all of it, or what has changed since Kept was saved.
+	// Parts are what of the span is to be copied: all of it, or what has changed since Saved was made.
 	Parts []Range
 	// Target is the ordinal of the device on which a Peer is to keep the contents, -1 for any device, or peer.Reserved.
 	Target int
 }
 
-// Needs returns how many bytes of host memory the item takes that has no Kept.
+// Needs returns how many bytes of host memory the item takes that has nothing Saved.
 func (i Item) Needs() uint64 {
 	if i.Sparse {
 		return max(i.Room, Ranges(i.Parts).Bytes())
@@ -68,7 +68,7 @@ func (j Job) Report(bytes uint64) {
 
 // Contents is what a Store keeps of one span.
 type Contents interface {
-	// Store returns where it is kept.
+	// Store returns where it is saved.
 	Store() Store
 	// Bytes returns how much memory it takes, of the host, the disk or a peer.
 	Bytes() uint64
@@ -84,7 +84,7 @@ type Contents interface {
 // Store keeps contents somewhere.
 type Store interface {
 	// Save copies every item into a Contents of its own, which may be of another store where this
-	// one falls back to it. After an error nothing is saved; what was in Kept is undefined, and another Save can
+	// one falls back to it. After an error nothing is saved; what was in Saved is undefined, and another Save can
 	// overwrite it.
 	Save(job Job, items []Item) ([]Contents, error)
 	// Load begins copying contents of this store back.

@@ -280,7 +280,7 @@ func below(directory string, pid int) *Conn {
 	return nil
 }
 
-// Close ends the connection. The process resumes what was paused over it and not kept.
+// Close ends the connection. The process resumes what was paused over it and is to end with it.
 func (c *Conn) Close() { _ = c.connection.Close() }
 
 // Stopped reports whether the process is stopped, by a signal or a tracer, and so cannot answer.

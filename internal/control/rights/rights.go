@@ -3,7 +3,7 @@
 //
 // The nouns: a hold stops the process's threads for a client. A client's alignment holds threads back before
 // collectives. A tag is paused for each client that has paused it, and stays paused while one of them wants it so. A
-// client loses these rights by its own undo, by keeping the pause, or by leaving. A pause that is kept stays without the
+// client loses these rights by its own undo, by keeping the pause, or by leaving. A lasting pause stays without the
 // client: its rights pass to a client that stands for it (Keep). What the process must then take back is orphaned
 // (Orphaned). A client's pause also bars the program itself from taking memory back, even memory that the program had
 // paused before (Bars).
@@ -196,19 +196,19 @@ func (r *Rights[C]) Align(c C) bool {
 	return true
 }
 
-// Keep gives what this client has paused to a client that stands for the kept pause, and ends the responsibility of all
-// others for that. The kept pauses before it, which these clients stand for, lose what it bars. The Rest gets no client:
-// a resume alone ends it.
-func (r *Rights[C]) Keep(c, kept C, before []C) Orphaned {
+// Keep gives what this client has paused to a client that stands for the lasting pause, and ends the responsibility of
+// all others for that. The lasting pauses before it, which these clients stand for, lose what it bars. The Rest gets no
+// client: a resume alone ends it.
+func (r *Rights[C]) Keep(c, stands C, before []C) Orphaned {
 	if slices.Contains(r.paused[Rest], c) {
 		delete(r.paused, Rest)
 	}
 	for name, wanting := range r.paused {
 		if slices.Contains(wanting, c) {
-			r.paused[name] = []C{kept}
+			r.paused[name] = []C{stands}
 		}
 	}
-	own := Bar[C]{Client: kept}
+	own := Bar[C]{Client: stands}
 	if i := slices.IndexFunc(r.bars, func(b Bar[C]) bool { return b.Client == c }); i >= 0 {
 		own.All, own.Tags = r.bars[i].All, r.bars[i].Tags
 	}
@@ -297,7 +297,7 @@ func (r *Rights[C]) Due() (due []string) {
 	return due
 }
 
-// Pending reports whether some client has paused something of a tag, and neither kept nor undone it.
+// Pending reports whether some client has paused something of a tag, and has neither made it last nor undone it.
 func (r *Rights[C]) Pending(tag string) bool { return len(r.paused[tag]) > 0 }
 
 // Holds reports whether threads are held up or held back for a client, with nothing paused for it yet.

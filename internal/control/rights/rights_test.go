@@ -437,7 +437,7 @@ func TestEveryOrderOfThreeClients(t *testing.T) {
 }
 
 // A later kept pause takes over what it covers from an earlier one, and nothing else.
-func TestTheLastKeptPauseDecides(t *testing.T) {
+func TestTheLatestLastingPauseDecides(t *testing.T) {
 	const first, second, later = 1, 2, 3
 	weights, cache := "weights", "cache"
 	var r Rights[int]

@@ -134,9 +134,9 @@ func (f *fake) Hand(work func() error, done func(error)) {
 
 func (f *fake) Log(err error) { f.with(func() { f.logged = append(f.logged, err) }) }
 
-func (f *fake) Kept(by control.KeptPause) { f.with(func() { f.told = append(f.told, by.Words()) }) }
+func (f *fake) Lasts(by control.LastingPause) { f.with(func() { f.told = append(f.told, by.Words()) }) }
 
-func (f *fake) KeptNoMore(why string) { f.with(func() { f.told = append(f.told, why) }) }
+func (f *fake) LastsNoMore(why string) { f.with(func() { f.told = append(f.told, why) }) }
 
 func (f *fake) Bound(string, uint64, uint64) {}
 

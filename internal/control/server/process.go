@@ -43,9 +43,9 @@ type Process interface {
 	// Log writes a line on the host's stderr, from another thread, because descriptor 2 is a different file on this
 	// one.
 	Log(error)
-	// Kept notes that a client keeps the process paused and leaves. KeptNoMore notes why no such pause is left.
-	Kept(control.KeptPause)
-	KeptNoMore(why string)
+	// Lasts notes that a client keeps the process paused and leaves. LastsNoMore notes why no such pause is left.
+	Lasts(control.LastingPause)
+	LastsNoMore(why string)
 	// Bound notes the socket's file, which the process removes at its end.
 	Bound(path string, device, inode uint64)
 	// SetPending notes whether a client is pausing everything.

@@ -72,7 +72,7 @@ type Server struct {
 	numbers uint64    // of lends so far
 
 	outside Outside       // what the program must not take back
-	kept    []*connection // stand for the pauses that outlast their clients; never among clients
+	lasting []*connection // stand for the pauses that outlast their clients; never among clients
 	own     *connection   // stands for the process, which wants paused what was paused with Yield; never among clients
 	ran     time.Time     // since when it has had all of that
 	waits   time.Duration // Process.Waits then
@@ -218,9 +218,9 @@ func (s *Server) timeout(now time.Time) int {
 	} else if s.rights.Has(s.own) {
 		until(s.glanced.Add(s.ownGlance(now)))
 	}
-	for _, c := range s.kept {
-		if c.kept.Until > 0 && !c.over {
-			until(now.Add(time.Until(c.kept.End())))
+	for _, c := range s.lasting {
+		if c.lasting.Until > 0 && !c.over {
+			until(now.Add(time.Until(c.lasting.End())))
 		}
 	}
 	if len(s.rights.Due()) > 0 {

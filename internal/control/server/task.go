@@ -99,10 +99,10 @@ func (s *Server) finish(outcome *Outcome) {
 		} else {
 			s.rights.Resumed(*t.Tag)
 		}
-		s.endKept("tms resume has ended the pause")
+		s.endLasting("tms resume has ended the pause")
 	case op == control.Undo:
 		s.rights.Resumed(outcome.Resumed...)
-		s.endKept("the time of the lend is over, and its memory is back")
+		s.endLasting("the time of the lend is over, and its memory is back")
 		if t.client == nil && !reply.OK {
 			if !s.retried {
 				s.process.Log(errors.New(s.cannotResume() + reply.Error))

@@ -24,7 +24,7 @@ func (s *steered) asks(line string) {
 }
 
 // pausedBy returns what tms ps knows of the pauses of a process that are kept.
-func (s *steered) pausedBy() []control.KeptPause {
+func (s *steered) pausedBy() []control.LastingPause {
 	s.t.Helper()
 	return parsed[[]fleet.Process](s.t, succeeds(s.t, "ps", "--json", s.number()))[0].PausedBy
 }

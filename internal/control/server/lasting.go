@@ -17,18 +17,18 @@ import (
 // the client's rights, until a resume or until its time is over. So no command has to stay alive, and nothing that ends
 // one leaves a pause without an end.
 
-// standIn is what a connection has that stands for a kept pause.
+// standIn is what a connection has that stands for a lasting pause.
 type standIn struct {
-	kept *control.KeptPause // nil for a client
-	over bool               // its time is over, and the process tries to resume the tags that are due
-	due  []string           // tags
+	lasting *control.LastingPause // nil for a client
+	over    bool                  // its time is over, and the process tries to resume the tags that are due
+	due     []string              // tags
 }
 
 // words says who a client is.
 func (c *connection) words() string {
 	switch {
-	case c.kept != nil:
-		return c.kept.Words()
+	case c.lasting != nil:
+		return c.lasting.Words()
 	case c.pid > 0:
 		return fmt.Sprintf("a tms command (user %d, process %d)", c.uid, c.pid)
 	}
@@ -37,7 +37,7 @@ func (c *connection) words() string {
 
 // keep makes what a client has paused outlast it. Of several such pauses, the last decides about what it is for.
 func (s *Server) keep(c *connection, r control.SteerRequest, now time.Time) {
-	stands := &connection{descriptor: -1, standIn: standIn{kept: &control.KeptPause{
+	stands := &connection{descriptor: -1, standIn: standIn{lasting: &control.LastingPause{
 		User: cmp.Or(r.User, strconv.Itoa(c.uid)), UID: c.uid, PID: c.pid, Since: float64(now.UnixMicro()) / 1e6,
 		Until: r.Until, To: r.Lent}}}
 	if r.Own {
@@ -45,12 +45,12 @@ func (s *Server) keep(c *connection, r control.SteerRequest, now time.Time) {
 		s.rights.Forget(stands)
 		return
 	}
-	s.release(s.rights.Keep(c, stands, s.kept))
-	s.kept = append(s.kept, stands)
-	s.endKept("")
+	s.release(s.rights.Keep(c, stands, s.lasting))
+	s.lasting = append(s.lasting, stands)
+	s.endLasting("")
 	s.publish()
-	if slices.Contains(s.kept, stands) {
-		s.process.Kept(*stands.kept)
+	if slices.Contains(s.lasting, stands) {
+		s.process.Lasts(*stands.lasting)
 	}
 }
 
@@ -73,50 +73,50 @@ func (s *Server) publish() { s.outside.publish(s.rights.Bars(), false) }
 func (s *Server) endLends(now time.Time) {
 	for _, c := range s.outside.takeResumed() {
 		s.rights.Forget(c)
-		s.endKept("")
+		s.endLasting("")
 		s.publish()
 	}
-	for _, c := range s.kept {
-		if c.kept.Until > 0 && !c.over && !now.Before(c.kept.End()) {
+	for _, c := range s.lasting {
+		if c.lasting.Until > 0 && !c.over && !now.Before(c.lasting.End()) {
 			orphaned := s.rights.Leave(c)
 			c.over, c.due = true, orphaned.Due
 			s.release(orphaned)
 			s.publish()
-			s.endKept("the time of the lend is over")
+			s.endLasting("the time of the lend is over")
 		}
 	}
 }
 
-// endKept forgets kept pauses that keep nothing any longer, and tells the process why when none is left.
-func (s *Server) endKept(why string) {
-	before, due := len(s.kept), s.rights.Due()
-	s.kept = slices.DeleteFunc(slices.Clone(s.kept), func(c *connection) bool {
+// endLasting forgets lasting pauses that keep nothing any longer, and tells the process why when none is left.
+func (s *Server) endLasting(why string) {
+	before, due := len(s.lasting), s.rights.Due()
+	s.lasting = slices.DeleteFunc(slices.Clone(s.lasting), func(c *connection) bool {
 		c.due = slices.DeleteFunc(c.due, func(tag string) bool { // both are sorted
 			_, is := slices.BinarySearch(due, tag)
 			return !is
 		})
 		return !s.rights.Has(c) && len(c.due) == 0
 	})
-	if before > 0 && len(s.kept) == 0 && why != "" {
-		s.process.KeptNoMore(why)
+	if before > 0 && len(s.lasting) == 0 && why != "" {
+		s.process.LastsNoMore(why)
 	}
 }
 
 // cannotResume begins the line about memory that is to come back and cannot yet.
 func (s *Server) cannotResume() string {
-	for _, c := range s.kept {
+	for _, c := range s.lasting {
 		if c.over {
 			return fmt.Sprintf("the time of %s is over, but there is no room yet, so this program waits until there is "+
-				"(tms ps --bytes shows who has the memory): ", c.kept.Words())
+				"(tms ps --bytes shows who has the memory): ", c.lasting.Words())
 		}
 	}
 	return "what was paused of this process cannot be resumed yet: "
 }
 
-// pausedBy is what a status says of kept pauses.
-func (s *Server) pausedBy() (all []control.KeptPause) {
-	for _, c := range s.kept {
-		kept := *c.kept
+// pausedBy is what a status says of lasting pauses.
+func (s *Server) pausedBy() (all []control.LastingPause) {
+	for _, c := range s.lasting {
+		kept := *c.lasting
 		kept.Awaits = len(s.missing)
 		for _, b := range s.rights.Bars() {
 			if b.Client == c && !b.All {
