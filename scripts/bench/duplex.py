@@ -150,26 +150,17 @@ def limit(size: int) -> None:
     for stream in streams:
         cuda.call("cuStreamCreate", ctypes.byref(stream), 1)
     device, host = [cuda.allocate(part) for _ in streams], [cuda.pinned(part) for _ in streams]
+    copies = {
+        "out": ("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(host[0]), ctypes.c_uint64(device[0])),
+        "in": ("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(device[1]), ctypes.c_void_p(host[1])),
+    }
     taken: dict[str, float] = {}
     for name in ("out", "in", "both") * 2:  # the first round warms up
         start = time.perf_counter()
         for _ in range(max(1, size // part)):
-            if name != "in":
-                cuda.call(
-                    "cuMemcpyDtoHAsync_v2",
-                    ctypes.c_void_p(host[0]),
-                    ctypes.c_uint64(device[0]),
-                    ctypes.c_size_t(part),
-                    streams[0],
-                )
-            if name != "out":
-                cuda.call(
-                    "cuMemcpyHtoDAsync_v2",
-                    ctypes.c_uint64(device[1]),
-                    ctypes.c_void_p(host[1]),
-                    ctypes.c_size_t(part),
-                    streams[1],
-                )
+            for (way, (call, to, source)), stream in zip(copies.items(), streams):
+                if name in (way, "both"):
+                    cuda.call(call, to, source, ctypes.c_size_t(part), stream)
         for stream in streams:
             cuda.call("cuStreamSynchronize", stream)
         taken[name] = (time.perf_counter() - start) * size / (max(1, size // part) * part)
