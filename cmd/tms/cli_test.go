@@ -89,6 +89,8 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 		"kept demote ":                   "a name is empty",
 		"kept promote ":                  "a name is empty",
 		"kept verify ":                   "a name is empty",
+		"restore":                        "give the directory of a snapshot: tms restore DIR",
+		"restore a b":                    `one directory is restored at a time, and "b" is another`,
 		"keeper x":                       `tms keeper takes flags alone, and "x" is none`,
 		"pause 1 --tag ":                 "the tag is empty",
 		"pause 1 --json=maybe":           "tms: --json maybe: give true or false; see tms pause --help\n",

@@ -27,7 +27,7 @@ func (d *duration) Set(text string) error {
 		given, err = time.ParseDuration(text)
 	}
 	if err != nil || given < d.least || given > longest || math.IsNaN(seconds) {
-		return fmt.Errorf("give a time from %v to a year, such as 60, 60s or 1m", d.least)
+		return fmt.Errorf("give a time from %v to a year, such as 60, 90s, 10m or 2h", d.least)
 	}
 	d.Duration = given
 	return nil

@@ -27,17 +27,17 @@ func TestTimes(t *testing.T) {
 	ownSockets(t)
 	for line, least := range map[string]string{"pause 999999999 --timeout": "0s", "resume 999999999 --wait": "0s",
 		"swap 999999998 999999999 --timeout": "0s", "swap 999999998 999999999 --wait": "0s",
-		"record 999999999 --for": "0s", "idle 999999999 --after": "50ms"} {
+		"record 999999999 --for": "1ms", "idle 999999999 --after": "50ms"} {
 		words := strings.Fields(line)
 		for _, given := range []string{"60", "60s", "1m", "0.5"} {
 			_, _, code := command(t, append(slices.Clone(words), given)...)
 			require.Equal(t, exitNoProcess, code, "%s %s", line, given)
 		}
-		for _, given := range []string{"x", "-1", "-1s", "NaN", "Inf", "1e300", "8761h", "60 s", ""} {
+		for _, given := range []string{"x", "-1", "-1s", "NaN", "Inf", "1e300", "8761h", "1y", "60 s", ""} {
 			var out, said bytes.Buffer
 			require.Equal(t, exitUsage, run(append(slices.Clone(words), given), &out, &said), "%s %s", line, given)
 			require.Equal(t, "tms: "+words[len(words)-1]+" "+given+": give a time from "+least+" to a year, such as "+
-				"60, 60s or 1m; see tms "+words[0]+" --help\n", said.String())
+				"60, 90s, 10m or 2h; see tms "+words[0]+" --help\n", said.String())
 		}
 	}
 	var out, said bytes.Buffer

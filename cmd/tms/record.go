@@ -16,9 +16,11 @@ import (
 	"tms/internal/group"
 )
 
+const shortestRecording = time.Millisecond
+
 func recordCommand() *cobra.Command {
 	var file string
-	var lasting duration
+	lasting := duration{least: shortestRecording}
 	command := &cobra.Command{
 		Use:   "record PID",
 		Short: "Record what a running process does with device memory",

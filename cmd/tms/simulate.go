@@ -89,8 +89,11 @@ func sizeOf(what, text string) (size uint64, err error) {
 	if err == nil {
 		size, err = options.Bytes("size", 0), options.Err()
 	}
-	if err != nil || size == 0 {
+	if err != nil {
 		return 0, fmt.Errorf("%s %s: give a number of bytes, such as 40GiB", what, text)
+	}
+	if size == 0 {
+		return 0, fmt.Errorf("%s %s: give more than 0 bytes, such as 40GiB", what, text)
 	}
 	return size, nil
 }

@@ -113,8 +113,12 @@ when the program goes on, which then belongs to no terminal.`,
   tms restore /var/lib/warm -n 4 --to 0,1,2,3 --hook ./ports.sh
   tms restore /var/lib/warm --name 20261128T181500.000Z-12345`,
 		Args: func(_ *cobra.Command, arguments []string) error {
-			if len(arguments) != 1 {
+			switch {
+			case len(arguments) == 0:
 				return errors.New("give the directory of a snapshot: tms restore DIR")
+			case len(arguments) > 1:
+				return fmt.Errorf("one directory is restored at a time, and %q is another: tms restore DIR (--name names "+
+					"one of its snapshots)", arguments[1])
 			}
 			return nil
 		},
