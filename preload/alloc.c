@@ -60,7 +60,7 @@ HIDDEN int current_device(int *device)
 	int code = forward_cudaGetDevice(device);
 	if (code == FORWARD_MISSING)
 		return error_fail(code, "no libcudart is loaded; link the program with $(tms --libs) before "
-					"-lcudart (a static libcudart cannot be reached)");
+					"-lcudart (a static libcudart cannot be reached); in Python, import torch or cupy first");
 	if (code != SUCCESS)
 		return error_fail(code, "cudaGetDevice failed with %d", code);
 	return SUCCESS;

@@ -391,7 +391,7 @@ func TestLinkedWithoutAPreload(t *testing.T) {
 		{"before libcudart", []string{"-ltms", "-Wl,--no-as-needed", "-lcudart"}, 0,
 			"64 MiB are free for others\nthe last byte is 42\n", `^$`},
 		{"without libcudart", []string{"-Wl,--as-needed", "-ltms", "-lcudart"}, 1, "",
-			`^cudaError 302: no libcudart is loaded; link the program .*\$\(tms --libs\) before -lcudart.*\n$`},
+			`^cudaError 302: no libcudart is loaded; link the program .*\$\(tms --libs\) before -lcudart.*; in Python, import torch or cupy first\n$`},
 		{"behind libcudart", []string{"-Wl,--as-needed", "-lcudart", "-ltms"}, 0,
 			"0 MiB are free for others\nthe last byte is 42\n",
 			`^tms: the program is linked with libcudart before libtms.so, so that its memory is not pausable; .*\n$`},
