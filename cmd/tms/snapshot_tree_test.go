@@ -114,6 +114,49 @@ func TestATreeIsRestored(t *testing.T) {
 	}
 }
 
+// TCP connections between the processes of a tree stay, in the program and in its restore; with the connection of a client,
+// and in a copy, all are closed, and the client is told.
+func TestConnectionsWithinATree(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) { // the numbers are free at the restore
+		return
+	}
+	ownSockets(t)
+	s := startPython(t, filepath.Join("testdata", "tree.py"))
+	directory := filepath.Join(t.TempDir(), "snapshots")
+	require.Equal(t, "ok", s.do("connect"))
+	taken := parsed[tree.Taken](t, succeeds(t, "snapshot", s.number(), directory, "--json"))
+	require.Equal(t, "ok", s.do("talk"))
+	succeeds(t, "snapshot", s.number(), directory, "--stop")
+	require.Error(t, s.Wait())
+	for _, pid := range taken.Processes {
+		awaitEnd(t, pid)
+	}
+
+	copied, is := s.restored(t, directory, "-n", "1")
+	require.Equal(t, "closed", copied.do("talk"))
+	endAll(t, is.Init)
+
+	s, _ = s.restored(t, directory)
+	require.Equal(t, "ok", s.do("talk"))
+	require.Equal(t, "ok", s.do("check"))
+	client, err := net.Dial("tcp", "127.0.0.1:"+s.do("port"))
+	require.NoError(t, err)
+	defer client.Close()
+	require.Equal(t, "ok", s.do("accept"))
+	succeeds(t, "snapshot", s.number(), directory)
+	require.Equal(t, "ok", s.do("talk"))
+	succeeds(t, "snapshot", s.number(), directory, "--stop")
+	_, err = io.ReadAll(client) // ends
+	_ = err                     // perhaps by a reset
+	for _, pid := range taken.Processes {
+		awaitEnd(t, pid)
+	}
+	s, _ = s.restored(t, directory)
+	require.Equal(t, "closed", s.do("talk"))
+	require.Equal(t, "ok", s.do("check"))
+}
+
 // alone runs a test in a PID namespace of its own, where the simulator's NVML shows no other program, and reports
 // whether this is the process that runs there.
 func alone(t *testing.T) bool {

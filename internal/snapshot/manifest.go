@@ -33,6 +33,8 @@ type Manifest struct {
 	// Streams has standard streams of the first process that came from outside of the tree, by CRIU's names: a restore
 	// gives the process its own stream of that number.
 	Streams map[string]int `json:"streams,omitempty"`
+	// Connected: TCP connections between the processes are in CRIU's images.
+	Connected bool `json:"connected,omitempty"`
 	// Shared are files in /dev/shm that the processes have open or mapped; their contents are in the snapshot's folder.
 	Shared []Shared `json:"shared,omitempty"`
 	Needs  Needs    `json:"needs"`

@@ -135,6 +135,26 @@ class Parent:
     def port(self) -> str:
         return str(self.listening.getsockname()[1])
 
+    def connect(self) -> str:
+        """Starts a child that sends back what it gets by TCP."""
+        inside = socket.create_server(("127.0.0.1", 0))
+        code = (
+            "import socket, sys\n"
+            "connection = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
+            "while word := connection.recv(100): connection.sendall(word)\n"
+        )
+        self.echo = subprocess.Popen([sys.executable, "-c", code, str(inside.getsockname()[1])])
+        self.inside, _ = inside.accept()
+        inside.close()
+        return self.talk()
+
+    def talk(self) -> str:
+        try:
+            self.inside.sendall(b"hello")
+            return "ok" if self.inside.recv(100) == b"hello" else "closed"
+        except OSError:
+            return "closed"
+
     def dropped(self) -> str:
         """What an established connection says."""
         try:

@@ -47,6 +47,9 @@ func Able(ctx context.Context) (p *Program, do string, lacks error) {
 // AnyUser reports whether programs of other users can be dumped, too.
 func AnyUser() bool { return has(unix.CAP_SYS_RESOURCE) }
 
+// KeepsConnections reports whether TCP connections can be dumped and made again. (TCP_REPAIR)
+func KeepsConnections() bool { return has(unix.CAP_NET_ADMIN) }
+
 // has reports whether this process has a capability.
 func has(number int) bool {
 	status, _ := os.ReadFile("/proc/self/status")

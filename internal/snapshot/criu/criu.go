@@ -113,9 +113,13 @@ func (p *Program) command(ctx context.Context, arguments ...string) *exec.Cmd {
 }
 
 // common are the flags of a dump and of a restore.
-func (p *Program) common(op, images, work string) []string {
+func (p *Program) common(op, images, work string, connected bool) []string {
+	connections := "--tcp-close"
+	if connected {
+		connections = "--tcp-established"
+	}
 	arguments := []string{op, "--no-default-config", "--images-dir", images, "--work-dir", work, "--file-locks",
-		"--tcp-close", "--manage-cgroups=ignore", "-v3",
+		connections, "--manage-cgroups=ignore", "-v3",
 		// Its plugin for CUDA would take what tms has paused.
 		"--libdir", work}
 	if os.Geteuid() != 0 {
@@ -134,13 +138,15 @@ type Dump struct {
 	// dump.
 	Then string
 	Ends bool // the tree ends after a dump that has not failed, else it goes on
+	// Connected keeps TCP connections, which both have their ends in the tree.
+	Connected bool
 	// Lock is held as long as CRIU runs, unless it is nil: the end of this process does not end CRIU.
 	Lock *os.File
 }
 
 // Run dumps a process and all below it.
 func (d Dump) Run(p *Program) error {
-	arguments := append(p.common("dump", "/proc/self/fd/3", d.Work), "--tree", strconv.Itoa(d.PID), "--log-file",
+	arguments := append(p.common("dump", "/proc/self/fd/3", d.Work, d.Connected), "--tree", strconv.Itoa(d.PID), "--log-file",
 		"dump.log", "--network-lock", "skip", "--ext-unix-sk", "--link-remap", "--ghost-limit", "1G", "--force-irmap")
 	if !d.Ends {
 		arguments = append(arguments, "--leave-running")
@@ -167,6 +173,8 @@ type Restore struct {
 	Consume bool
 	Work    string // a folder for its log, which it is alone to write to
 	Job     bool
+	// Connected makes the TCP connections again that a dump has kept; else they are closed.
+	Connected bool
 	// Inherited are files that take the place of what the processes had from outside of their tree, by CRIU's names, such
 	// as "pipe:[4711]".
 	Inherited map[string]*os.File `json:"-"`
@@ -175,7 +183,7 @@ type Restore struct {
 
 // Run restores processes, which are not children of this one.
 func (r Restore) Run(p *Program) error {
-	arguments := append(p.common("restore", "/proc/self/fd/3", r.Work), "--log-file", "restore.log", "--restore-detached",
+	arguments := append(p.common("restore", "/proc/self/fd/3", r.Work, r.Connected), "--log-file", "restore.log", "--restore-detached",
 		"--ext-unix-sk")
 	if r.Job {
 		arguments = append(arguments, "--shell-job")

@@ -291,7 +291,7 @@ func (b *begun) processes(ctx context.Context, one *Restored) error {
 			one.Processes, one.Within = append(one.Processes, numbers[p.PID]), append(one.Within, p.PID)
 		}
 	} else {
-		restore.Inherited = streams(m.Streams)
+		restore.Inherited, restore.Connected = streams(m.Streams), m.Connected && criu.KeepsConnections()
 		lock, unlock, _, err := lockShared(ctx, b.Say)
 		if err != nil {
 			return err

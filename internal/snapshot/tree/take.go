@@ -144,7 +144,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	}
 	defer staging.close()
 	taken.Note = staging.note
-	d := dumping{Take: t, tree: tree, group: g, program: program, images: staging.images, work: work,
+	d := dumping{connected: connected(tree.now()), Take: t, tree: tree, group: g, program: program, images: staging.images, work: work,
 		lock: lock}
 	var still *Tree // as CRIU has it
 	shared := func() (err error) {
@@ -155,6 +155,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 			manifest.Shared, err = saveShared(still, staging.path)
 		}
 		if err == nil {
+			manifest.Connected = d.connected && connected(still.Processes)
 			err = noteRemaps(manifest.Shared)
 		}
 		return err
@@ -301,6 +302,8 @@ type dumping struct {
 	images  *os.File
 	work    string
 	lock    *os.File
+	// connected: CRIU keeps TCP connections.
+	connected bool
 }
 
 func (d dumping) run(then string) error {
@@ -308,7 +311,7 @@ func (d dumping) run(then string) error {
 		return err
 	}
 	return criu.Dump{PID: d.tree.Processes[0].PID, Images: d.images, Work: d.work, Job: d.tree.Job, Then: then,
-		Ends: d.Stop, Lock: d.lock}.Run(d.program)
+		Ends: d.Stop, Connected: d.connected, Lock: d.lock}.Run(d.program)
 }
 
 // untilAnswered is what CRIU runs while the tree stands still. It fails if this process, %[4]d, ends or is a zombie, or is
