@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -271,27 +272,59 @@ def waits_to_step(pid: int, thread: int) -> bool:
     return said[2:4] == ["0x80", "0x1"]
 
 
-def test_a_step_within_a_step(house: House) -> None:
-    """It does not wait for a move that waits for the outer one, as of a program with two sets."""
-    trainer, engine = pair(house)
-    engine.does(
-        "import threading\n"
-        "over = threading.Event()\n"
-        "def steps():\n"
-        "    while not over.is_set():\n"
-        "        with policy.step(): pass\n"
-        "outer = policy.step(); outer.__enter__()\n"
-        "thread = threading.Thread(target=steps); thread.start()"
-    )
+STEPPING = """
+import threading
+over = threading.Event()
+def steps():
+    while not over.is_set():
+        with policy.step(): pass
+outer = policy.step(); outer.__enter__()
+thread = threading.Thread(target=steps); thread.start()
+"""
+"""A step on the main thread, and steps of another, which wait for the next move from outside."""
+
+
+def stepping(house: House, trainer: Program, engine: Program) -> subprocess.Popen[str]:
+    """`STEPPING`, and an advance from outside that keeps steps from beginning."""
+    engine.does(STEPPING)
     trainer.does("write(2)")
     moving = house.start("kept", "advance", "set")
     pid, thread = engine.run("[os.getpid(), thread.native_id]")
     until(lambda: waits_to_step(pid, thread))
+    return moving
+
+
+def test_a_step_within_a_step(house: House) -> None:
+    """It does not wait for a move that waits for the outer one, as of a program with two sets."""
+    trainer, engine = pair(house)
+    moving = stepping(house, trainer, engine)
     engine.does("with policy.step(): pass")
     engine.does("assert not outer.__exit__(None, None, None)")
     assert moving.wait(HANGS) == 0
     engine.does("over.set(); thread.join()")
     assert engine.run("value()") == 2
+
+
+def test_a_step_that_another_thread_has_ended(house: House) -> None:
+    """The thread that began it waits for moves even so."""
+    trainer, engine = pair(house)
+    engine.does(
+        "import threading\n"
+        "begun, again, seen = threading.Event(), threading.Event(), []\n"
+        "def twice():\n"
+        "    load().c.tms_kept_step_begin(); begun.set(); again.wait()\n"
+        "    with policy.step(): seen.append(value())\n"
+        "second = threading.Thread(target=twice); second.start(); begun.wait()\n"
+        "load().c.tms_kept_step_end()"
+    )
+    moving = stepping(house, trainer, engine)
+    engine.does("again.set()")
+    pid, thread = engine.run("[os.getpid(), second.native_id]")
+    until(lambda: waits_to_step(pid, thread))
+    engine.does("assert not outer.__exit__(None, None, None)")
+    assert moving.wait(HANGS) == 0
+    engine.does("over.set(); thread.join(); second.join()")
+    assert engine.run("seen") == [2]
 
 
 def test_a_step_that_is_interrupted_as_it_begins(house: House, tmp_path: Path) -> None:
