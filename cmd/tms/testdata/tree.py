@@ -6,9 +6,12 @@ It answers each line of its standard input with a line.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import multiprocessing
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -57,6 +60,62 @@ def worker(number, asked, answers, lock, counter, name, peer):
         answers.put((number, word))
 
 
+class Server:
+    """What an engine's processes have open to wait for each other, as asyncio, ZeroMQ (ipc://) and PyTorch open it."""
+
+    def __init__(self, child: int, folder: str) -> None:
+        libc = ctypes.CDLL(None)
+        self.count, self.child = libc.eventfd(3, 0), os.pidfd_open(child)
+        signals = ctypes.create_string_buffer(128)
+        libc.sigaddset(signals, signal.SIGUSR1)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        self.signals, self.timer = libc.signalfd(-1, signals, os.O_NONBLOCK), libc.timerfd_create(1, 0)
+        self.memory = os.memfd_create("tree")
+        os.write(self.memory, b"memory")
+        self.file = os.open(f"/dev/shm/tree-{os.getpid()}", os.O_RDWR | os.O_CREAT, 0o600)  # as torch shares tensors
+        os.ftruncate(self.file, 4096)
+        self.shared = mmap.mmap(self.file, 4096)
+        os.unlink(f"/dev/shm/tree-{os.getpid()}")
+        self.shared[:6] = b"shared"
+        self.locked = open(os.path.join(folder, "lock"), "w")
+        fcntl.flock(self.locked, fcntl.LOCK_EX)
+        self.path = os.path.join(folder, "socket")
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(self.path)
+        self.listening.listen()
+        self.ends = self.connect()
+        self.poll = select.epoll()
+        for descriptor in (self.count, self.child, self.signals, self.timer, self.ends[0]):
+            self.poll.register(descriptor, select.EPOLLIN)
+
+    def connect(self) -> tuple[socket.socket, socket.socket]:
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(self.path)
+        return self.listening.accept()[0], client
+
+    def check(self) -> None:
+        ready = lambda: sorted(descriptor for descriptor, _ in self.poll.poll(0))  # noqa: E731
+        assert ready() == [self.count], (ready(), self.count)
+        signal.raise_signal(signal.SIGUSR1)
+        self.ends[1].sendall(b"word")
+        assert ready() == sorted([self.count, self.signals, self.ends[0].fileno()])
+        assert len(os.read(self.signals, 128)) == 128
+        assert self.ends[0].recv(100) == b"word"
+        assert os.read(self.count, 8) == (3).to_bytes(8, "little")
+        os.write(self.count, (3).to_bytes(8, "little"))
+        signal.pidfd_send_signal(self.child, 0)
+        assert os.pread(self.memory, 100, 0) == b"memory"
+        assert self.shared[:6] == os.pread(self.file, 6, 0) == b"shared"
+        with open(self.locked.name) as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                raise AssertionError("the lock is lost")
+            except BlockingIOError:
+                pass
+        for end in self.connect():  # others find it by its path
+            end.close()
+
+
 class Parent:
     def __init__(self) -> None:
         self.memory = Memory(100)
@@ -87,6 +146,7 @@ class Parent:
         libc = ctypes.CDLL(None)
         self.inotify = libc.inotify_init1(os.O_NONBLOCK)
         assert libc.inotify_add_watch(self.inotify, self.folder.encode(), 0x100) > 0  # IN_CREATE
+        self.server = Server(self.workers[0].pid, self.folder)
         self.event = threading.Event()
         self.thread = threading.Thread(target=self.beat, daemon=True)
         self.beats = 0
@@ -104,6 +164,7 @@ class Parent:
         self.rounds += 1
         word = f"round {self.rounds}"
         self.memory.check()
+        self.server.check()
         for asked in self.asked:
             asked.put(word)
         for peer in self.peers:
