@@ -187,7 +187,7 @@ static void unkept(void)
 	tms_set_disk_backup_dir(directory);
 	void *segment = on_disk(4 * MIB, "t", 7), *other = kept_memory(4 * MIB, "other", 8);
 	for (int tries = 0; tries < 2; tries++) {
-		FAILS(tms_pause("t"), 304, "cannot be kept: a socket cannot be made: permission denied; call again, or have "
+		FAILS(tms_pause("t"), 304, "cannot be held: a socket cannot be made: permission denied; call again, or have "
 					   "contents wait in host memory");
 		CHECK(filled(segment, 4 * MIB, 7));
 	}

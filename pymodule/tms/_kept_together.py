@@ -64,7 +64,7 @@ class Moves(Part):
             self._moved.append((one, moved))
             one.move(self.operation, moved)
         if self.operation == "advance" and _text(one.version for one in self.sets) != self.tag:
-            raise TmsError("a trainer has completed another version in this moment: call again")
+            raise TmsError("a trainer has completed another version at this moment: call again")
         return self.sets[0].version
 
     def take_back(self) -> None:

@@ -39,7 +39,7 @@ func (f *diskFile) create() error {
 		return err
 	}
 	if err := f.disk.keep(&f.extent, fd); err != nil {
-		return f.directory.unreached("kept", err)
+		return f.directory.unreached("held", err)
 	}
 	return nil
 }

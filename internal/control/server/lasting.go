@@ -116,19 +116,19 @@ func (s *Server) cannotResume() string {
 // pausedBy is what a status says of lasting pauses.
 func (s *Server) pausedBy() (all []control.LastingPause) {
 	for _, c := range s.lasting {
-		kept := *c.lasting
-		kept.Awaits = len(s.missing)
+		pause := *c.lasting
+		pause.Awaits = len(s.missing)
 		for _, b := range s.rights.Bars() {
 			if b.Client == c && !b.All {
 				for _, tag := range slices.Sorted(maps.Keys(b.Tags)) {
-					kept.Tags = append(kept.Tags, stats.TagText(tag))
+					pause.Tags = append(pause.Tags, stats.TagText(tag))
 				}
 			}
 		}
 		for _, tag := range c.due {
-			kept.Tags = append(kept.Tags, stats.TagText(tag))
+			pause.Tags = append(pause.Tags, stats.TagText(tag))
 		}
-		all = append(all, kept)
+		all = append(all, pause)
 	}
 	return all
 }
