@@ -36,7 +36,7 @@ struct work {
 };
 
 /* SPARE: never busy with the loader, whose lock the host may hold. */
-enum { THREADS_MAX = 1024, STACK_SIZE = 2 << 20, SPARE = 8, STARTING = 20000, WARMING = 100 /* times 50 us, at most */ };
+enum { THREADS_MAX = 1024, STACK_SIZE = 2 << 20, SPARE = 8, HEAPS = 20000, WARMING = 100 /* times 50 us, at most */ };
 /* Under the lock, which is taken with signals blocked. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -46,7 +46,7 @@ static struct {
 } threads[THREADS_MAX];
 static struct work queue[THREADS_MAX];
 static int made, queued, idle; /* idle: of those made, without work or a place in the queue */
-static int starting, cold; /* threads that have no heap yet, and that have not called the driver */
+static int without_heap, cold; /* threads that have no heap yet, and that have not called the driver */
 static bool leaving, warming;
 
 /* The processors of the process, as far as is known. */
@@ -131,12 +131,16 @@ static void *wait_for_work(void *stack_low)
 	pthread_sigmask(SIG_SETMASK, stack_low, NULL);
 	syscall(SYS_sched_setaffinity, 0, sizeof processors, processors);
 	sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
-	get_heap();
-	bool warm = false;
+	bool heap = false, warm = false;
 	pthread_mutex_lock(&lock);
-	starting--;
 	while (!leaving) {
-		if (queued > 0) {
+		if (!heap && (queued > 0 || warming)) {
+			pthread_mutex_unlock(&lock);
+			get_heap();
+			pthread_mutex_lock(&lock);
+			heap = true;
+			without_heap--;
+		} else if (queued > 0) {
 			struct work work = queue[--queued];
 			pthread_mutex_unlock(&lock);
 			run(&work, (uintptr_t)stack_low); /* Go's end, too, when it locked them */
@@ -215,7 +219,7 @@ static bool make(void)
 	}
 	threads[made++].stack = stack;
 	idle++;
-	starting++;
+	without_heap++;
 	cold++;
 	return true;
 }
@@ -270,7 +274,7 @@ HIDDEN bool threads_reserve(int devices, int operations)
 		pthread_cond_broadcast(&changed);
 	}
 	if (enough) {
-		await(&starting, STARTING);
+		await(&without_heap, HEAPS);
 		await(&cold, WARMING);
 	}
 	pthread_mutex_unlock(&lock);
@@ -288,7 +292,7 @@ HIDDEN void threads_release(void)
 		munmap(threads[made].stack, (size_t)sysconf(_SC_PAGESIZE) + stack_size());
 	}
 	leaving = warming = false;
-	idle = starting = cold = 0;
+	idle = without_heap = cold = 0;
 }
 
 static void give(struct work work)
