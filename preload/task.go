@@ -64,6 +64,11 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 		if e == nil && t.isForSnapshot() && bool(C.listener_saw_cuda()) {
 			e, err = p.start()
 		}
+		if e != nil && err == nil && t.isForSnapshot() && e.HasSets() {
+			err = cuda.Refuse(cuda.NotSupported, "the program has memory of a set (tms.kept), which is the keeper's, and which a "+
+				"snapshot would not bring back: have it free these tensors for the snapshot, and attach the set again")
+			break
+		}
 		if e != nil {
 			reply.Bytes, err = t.carryOut(e)
 			if t.Tag != nil && err == nil && reply.Bytes == 0 {

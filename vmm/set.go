@@ -15,6 +15,18 @@ import (
 // Keeper stands for the keeper in place of a PID.
 const Keeper = -1
 
+// HasSets reports whether memory of the keeper is attached, paused or not.
+func (e *Engine) HasSets() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range e.sharing.imports {
+		if s.imported.share.PID == Keeper {
+			return true
+		}
+	}
+	return false
+}
+
 // MakeForSet makes memory on a device for the keeper, of at least size bytes. It returns the descriptor that alone
 // holds it, which the caller closes, and its bytes. (cuMemCreate, cuMemExportToShareableHandle, cuMemRelease) Errors:
 // *cuda.Error.

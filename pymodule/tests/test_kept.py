@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import publishing
 import pytest
@@ -227,6 +228,24 @@ def test_two_threads_close_one_handle(house: House) -> None:
         assert user.run("closed()") == [0, 1, 1, 1]
     assert house.sets()[0]["users"] == [user.process.pid]
     user.does("raw('tms_kept_attach', stays)")
+
+
+def test_a_snapshot_of_a_user_is_refused(house: House, tmp_path: Path) -> None:
+    """What it has attached is the keeper's, so the program could not be restored."""
+    criu = tmp_path / "criu"
+    criu.write_text("#!/bin/sh\necho Version: 99.0\n")
+    criu.chmod(0o700)
+    maker, user = house.program(), house.program()
+    maker.does("published('set', 7)")
+    user.does("attached()")
+    for program in (maker, user):
+        if program is maker:
+            program.does("attached()")
+        pid = str(program.process.pid)
+        done = house.command("snapshot", pid, str(tmp_path / "snapshots"), "--force", TMS_CRIU=str(criu))
+        assert done.returncode != 0
+        assert "memory of a set (tms.kept)" in done.stderr
+        assert program.run("value()") == 7
 
 
 def test_a_killed_user_holds_nothing(house: House) -> None:
