@@ -23,6 +23,8 @@
 #                                       themselves; on two H200: share 60 45 --trainings 5 --beside --whole
 #   scripts/bench.sh engines vllm|sglang STEP...  real engines at the sizes of real models, beside their own ways: sleeps,
 #                                       sets, new versions, snapshots; it prints the steps with --help
+#   scripts/bench.sh rl [--steps N] [--apart]  a trainer and a rollout as verl's worker groups on Ray, in turn on one GPU,
+#                                       beside the same without tms
 #   scripts/bench.sh snapshot           snapshots and restores at random moments, copies, a training that is killed, beside the
 #                                       driver's checkpoint and CRIU alone; settings: snapshot --help
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory
@@ -67,6 +69,10 @@ snapshot) exec scripts/bench/snapshot.sh "$@" ;;
 duplex) exec "${PYTHON:-python3}" scripts/bench/duplex.py "$@" ;;
 share) exec "${PYTHON:-python3}" scripts/bench/share.py "$@" ;;
 engines) exec "${PYTHON:-python3}" scripts/bench/engines.py "$@" ;;
+rl)
+	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}"
+	exec "${PYTHON:-python3}" scripts/bench/rl.py "$@"
+	;;
 devices)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" TMS_RETAIN_CPU_BACKUP=1
 	exec env LD_PRELOAD="$PWD/build/lib/libtms.so" "${PYTHON:-python3}" scripts/bench/devices.py "$@"

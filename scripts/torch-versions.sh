@@ -2,8 +2,7 @@
 # Tries pymodule on versions of PyTorch, without a GPU: whether all that it uses of them is there,
 # and has the signature that it is called with; and tms.distributed over their stores. Installs one
 # after the other from PyPI (each takes 1 to 3 GB to download and 7 GB of disk while it is tried) and
-# prints a line for each, and pytest's. No test is known to fail. With 2.14 and 2.15 not all of
-# pymodule/tests/test_distributed.py has run (docs/compatibility.md).
+# prints a line for each, and pytest's. docs/compatibility.md says what passed.
 #     scripts/torch-versions.sh              2.6 to 2.11, 2.14 and 2.15
 #     scripts/torch-versions.sh 2.6 2.11     these
 set -euo pipefail
