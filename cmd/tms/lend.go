@@ -45,7 +45,7 @@ resume ends the lend earlier, another tms lend changes its end.`,
 					"gives back into too little memory, and at the end of a lend no command looks for that room; leave " +
 					"--everything out, or pause with tms pause --everything and end the pause with tms resume")
 			}
-			pids, err := l.named(command, arguments)
+			pids, err := l.chosen(command, arguments)
 			if err != nil {
 				return err
 			}

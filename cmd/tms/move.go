@@ -45,7 +45,7 @@ each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 				}
 			}
 			_ = os.Unsetenv("CUDA_VISIBLE_DEVICES") // the driver is given all GPUs
-			pids, err := s.named(command, arguments)
+			pids, err := s.chosen(command, arguments)
 			if err != nil {
 				return err
 			}

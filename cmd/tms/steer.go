@@ -132,8 +132,8 @@ func (s *steering) request(op string) control.SteerRequest {
 	return request
 }
 
-// named are the processes that the command is for.
-func (s *steering) named(command *cobra.Command, arguments []string) ([]int, error) {
+// chosen returns the processes that the command is for.
+func (s *steering) chosen(command *cobra.Command, arguments []string) ([]int, error) {
 	pids, err := processes(arguments)
 	if s.all {
 		pids, err = client.List()
@@ -280,7 +280,7 @@ resume. Any other takes --force, and must not use the GPU while it is paused.`,
 				return errors.New("--job cannot move contents: leave --to out, then pause the processes by number " +
 					"with --to")
 			}
-			pids, err := s.named(command, arguments)
+			pids, err := s.chosen(command, arguments)
 			if err != nil {
 				return err
 			}
@@ -382,7 +382,7 @@ the contents that were kept. It resumes what the program itself has paused, too.
 		Example: `  tms resume 12345
   tms resume 12345 --wait 60`,
 		RunE: func(command *cobra.Command, arguments []string) error {
-			pids, err := s.named(command, arguments)
+			pids, err := s.chosen(command, arguments)
 			if err != nil {
 				return err
 			}

@@ -27,7 +27,7 @@ func ofDriver(f Function) bool { return f.Header == "cuda.h" }
 func gated(functions []Function) []row {
 	var rows []row
 	for _, f := range functions {
-		kind := holds(f)
+		kind := gateKind(f)
 		room, argument := makesRoom(f)
 		if ofDriver(f) && (kind != "PASS" || room != "NEVER") {
 			rows = append(rows, row{f, fmt.Sprintf("%d, %s, %s, %s, %s", len(f.Types), letter(f, "CUstream"), kind, room,
@@ -96,7 +96,7 @@ func Tested(functions []Function) string {
 			continue
 		}
 		room, argument := makesRoom(f)
-		where := map[string]string{"WORK": "WAITS", "CAPTURE": "WAITS"}[holds(f)]
+		where := map[string]string{"WORK": "WAITS", "CAPTURE": "WAITS"}[gateKind(f)]
 		switch {
 		case f.Is("asks", "tells", "shares", "lends", "maps", "frees", "pausable", "pools", "contexts"):
 			where = "OURS"
@@ -127,7 +127,7 @@ func makesRoom(f Function) (room, argument string) {
 	return "NEVER", "0"
 }
 
-func holds(f Function) string {
+func gateKind(f Function) string {
 	switch {
 	case f.Is("captures"):
 		return "CAPTURE"

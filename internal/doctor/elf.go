@@ -105,11 +105,11 @@ var (
 
 func (i *image) base() string { return filepath.Base(i.path) }
 
-func (i *image) named(library string) bool {
+func (i *image) hasName(library string) bool {
 	return strings.HasPrefix(i.base(), library) || strings.HasPrefix(i.soname, library)
 }
 
-func (i *image) isCudart() bool { return i.named("libcudart.so") }
+func (i *image) isCudart() bool { return i.hasName("libcudart.so") }
 
 // architecture returns what a program and a preloaded library must share.
 func (i *image) architecture() string {

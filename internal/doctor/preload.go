@@ -43,7 +43,7 @@ func (r *Report) examinePreloads(preloads []*image) {
 	}
 	for n, i := range preloads {
 		switch {
-		case i.isOurs() || i.named("libtms_reach.so") || i.named("libcuda.so") || len(i.definesCUDA) == 0:
+		case i.isOurs() || i.hasName("libtms_reach.so") || i.hasName("libcuda.so") || len(i.definesCUDA) == 0:
 		case !i.definesMalloc:
 			r.add(Warning, "interposer", fmt.Sprintf("%s is preloaded too and defines %s: what it does with memory "+
 				"made in regions is not known", i.path, i.definesCUDA[0]), "preload only one of them")

@@ -25,10 +25,10 @@ func Swap(ctx context.Context, outPID, inPID int, pause control.SteerRequest, ke
 
 	// Connect to both before either changes.
 	if leaving.Connect(ctx) != nil {
-		return failed(out.err, because(out.err, "left as it was: %d cannot be paused", outPID))
+		return failed(out.err, blamedOn(out.err, "left as it was: %d cannot be paused", outPID))
 	}
 	if coming.Connect(ctx) != nil {
-		return failed(because(in.err, "left as it was: %d cannot be resumed", inPID), in.err)
+		return failed(blamedOn(in.err, "left as it was: %d cannot be resumed", inPID), in.err)
 	}
 
 	// Pause the one; the end of the connection undoes a pause that has failed. If it can, the other comes at the same time.
@@ -39,7 +39,7 @@ func Swap(ctx context.Context, outPID, inPID int, pause control.SteerRequest, ke
 		err = leaving.take(ctx, control.Pause)
 	}
 	if err != nil {
-		return failed(out.err, because(out.err, "left as it was: the pause of %d has failed", outPID))
+		return failed(out.err, blamedOn(out.err, "left as it was: the pause of %d has failed", outPID))
 	}
 
 	// Resume the other in its place, or undo the pause.
@@ -91,7 +91,7 @@ func (g *Group) swapBack(other Outcome) Outcome {
 	return o
 }
 
-// because returns an error that says what the other process's failure means for this one, and wraps it unprinted.
-func because(err error, format string, other int) error {
+// blamedOn returns an error that says what the other process's failure means for this one, and wraps it unprinted.
+func blamedOn(err error, format string, other int) error {
 	return fmt.Errorf(format+"%.0w", other, err)
 }

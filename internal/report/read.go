@@ -126,7 +126,7 @@ func read(path string) (*process, error) {
 		case trace.Figures:
 			r.figures(record, at)
 		default:
-			alive.Apply(record, func(b trace.Record) { r.made(b, at) },
+			alive.Apply(record, func(b trace.Record) { r.addBlock(b, at) },
 				func(b trace.Record, _ uint64) { r.freed(b, at) })
 		}
 	}
@@ -173,8 +173,8 @@ func (r *reader) set(at int64, i, metric int, value uint64) {
 	r.p.steps = append(r.p.steps, step{at, i, metric, value})
 }
 
-// made adds a block. A pool's blocks do not count: the segments that the pool took do.
-func (r *reader) made(b trace.Record, at int64) {
+// addBlock adds a block. A pool's blocks do not count: the segments that the pool took do.
+func (r *reader) addBlock(b trace.Record, at int64) {
 	pausable := b.Flags&trace.FlagPausable != 0
 	i := r.series(int(b.Device), r.records.TagName(b), !pausable)
 	if b.Flags&trace.FlagBlock != 0 {

@@ -93,7 +93,7 @@ func (k *Keeper) answer(from owner, asked control.Request, given *int) (reply co
 		var s *set
 		if s, err = k.seal(from, r, given); err == nil {
 			settle = k.unuseUnless(s, from)
-			reply.Sets = []control.KeptSet{s.told()}
+			reply.Sets = []control.KeptSet{s.description()}
 		}
 	case control.Open, control.Drop:
 		k.sweep()
@@ -106,14 +106,14 @@ func (k *Keeper) answer(from owner, asked control.Request, given *int) (reply co
 			err = cuda.Refuse(cuda.SymbolNotFound, "there is no complete set of that name")
 		case r.Op == control.Drop:
 			s.Replaced = true
-			reply.Sets = []control.KeptSet{s.told()}
+			reply.Sets = []control.KeptSet{s.description()}
 			k.replace(s)
 		default:
 			if descriptor, err = k.held.Copy(s.ID); err == nil {
 				s.users[from]++
-				k.own(from, s)
+				k.noteOwner(from, s)
 				settle = k.unuseUnless(s, from)
-				reply.Sets = []control.KeptSet{s.told()}
+				reply.Sets = []control.KeptSet{s.description()}
 			}
 		}
 	case control.Close:
@@ -131,7 +131,7 @@ func (k *Keeper) answer(from owner, asked control.Request, given *int) (reply co
 	case control.List:
 		k.sweep()
 		for _, s := range k.sets {
-			reply.Sets = append(reply.Sets, s.told())
+			reply.Sets = append(reply.Sets, s.description())
 		}
 		slices.SortFunc(reply.Sets, func(a, b control.KeptSet) int {
 			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(b.Sealed, a.Sealed))
@@ -154,7 +154,7 @@ func (k *Keeper) put(from owner, r control.SetRequest, given *int) error {
 		return err
 	}
 	k.sets[r.Set] = s
-	k.own(from, s)
+	k.noteOwner(from, s)
 	if last := len(s.Chunks) - 1; r.Joins && last >= 0 {
 		s.Chunks[last].More = append(s.Chunks[last].More, r.Chunk)
 		s.Chunks[last].Bytes += r.Bytes
@@ -202,7 +202,7 @@ func (k *Keeper) seal(from owner, r control.SetRequest, given *int) (*set, error
 		if before == nil || before.ID != r.Original {
 			return nil, cuda.Refuse(cuda.NotReady, "another process has just replaced or dropped the set")
 		}
-		if err := inUse(before.told(), from.pid); err != nil {
+		if err := inUse(before.description(), from.pid); err != nil {
 			return nil, err
 		}
 	}
@@ -249,8 +249,8 @@ func (k *Keeper) replace(s *set) {
 	k.closeUnused(s)
 }
 
-// own notes that a process makes a set or has it open.
-func (k *Keeper) own(by owner, s *set) {
+// noteOwner notes that a process makes a set or has it open.
+func (k *Keeper) noteOwner(by owner, s *set) {
 	if k.owners[by] == nil {
 		k.owners[by] = map[uint64]bool{}
 	}
@@ -330,8 +330,8 @@ func inUse(s control.KeptSet, one int) error {
 		strings.Trim(fmt.Sprint(others), "[]"))
 }
 
-// told returns what the keeper tells clients of a set.
-func (s *set) told() control.KeptSet {
+// description returns what the keeper tells clients of a set.
+func (s *set) description() control.KeptSet {
 	told := s.KeptSet
 	told.Chunks, told.Users = slices.Clone(s.Chunks), []int{}
 	for user := range s.users {

@@ -35,7 +35,7 @@ func (k *Keeper) recover(ctx context.Context) {
 			}
 			s.Version = max(s.Version, has.Version) // a process of an older tms does not know it
 			s.users[user]++
-			k.own(user, s)
+			k.noteOwner(user, s)
 			if !k.has(s) {
 				k.fetch(s, pid)
 			}

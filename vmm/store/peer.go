@@ -156,7 +156,7 @@ func (p *Peer) fill(c *copyStream, source int, r *peerRun, items []Item) error {
 	}
 	for k, chunk := range r.extents {
 		if err := p.attach(chunk, source); err != nil {
-			p.note(fmt.Sprintf("%s: %v", named(r.device), err))
+			p.note(fmt.Sprintf("%s: %v", placeName(r.device), err))
 			r.refused = true
 			return nil
 		}

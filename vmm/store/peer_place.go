@@ -39,9 +39,9 @@ func (p *Peer) place(job Job, items []Item) []*peerRun {
 			}
 			switch {
 			case cuda.Code(err) != int(cuda.OutOfMemory):
-				reasons = append(reasons, fmt.Sprintf("%s: %v", named(device), err))
+				reasons = append(reasons, fmt.Sprintf("%s: %v", placeName(device), err))
 			case device != Reserved: // where processes may take what is free at once
-				reasons = append(reasons, fmt.Sprintf("%s has no room", named(device)))
+				reasons = append(reasons, fmt.Sprintf("%s has no room", placeName(device)))
 			}
 		}
 		if len(left) > 0 {
@@ -53,7 +53,7 @@ func (p *Peer) place(job Job, items []Item) []*peerRun {
 	return taken
 }
 
-func named(device int) string {
+func placeName(device int) string {
 	if device == Reserved {
 		return "reserved host memory"
 	}

@@ -67,8 +67,8 @@ func (h Held) Give(node int, number uint64) error {
 	return tellSelf(h.server.process.Directories, give, -1)
 }
 
-// holds reports whether the process asks itself for what Held has.
-func (c *connection) holds(r control.Request) bool {
+// isSelfPut reports whether the process asks itself for what Held has.
+func (c *connection) isSelfPut(r control.Request) bool {
 	op := r.Operation()
 	return c.pid == os.Getpid() && (op == control.Put || op == control.Close || op == control.Give)
 }

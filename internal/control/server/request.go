@@ -78,7 +78,7 @@ func (s *Server) request(c *connection, line []byte) {
 		c.ignored[id] = unknown
 	}
 	_, lends := r.(control.LendRequest)
-	sharing := lends || c.holds(r) || s.awaits(r)
+	sharing := lends || c.isSelfPut(r) || s.awaits(r)
 	if c.seated = c.seated || !sharing && s.seats(); !c.seated && !sharing {
 		c.fail(errCrowded)
 		return
@@ -102,7 +102,7 @@ func (s *Server) act(c *connection, r control.Request) error {
 	steer, _ := r.(control.SteerRequest)
 	lend, _ := r.(control.LendRequest)
 	set, sets := r.(control.SetRequest)
-	if sets && !c.holds(r) && !s.awaits(r) {
+	if sets && !c.isSelfPut(r) && !s.awaits(r) {
 		return fmt.Errorf("only the keeper answers a %s", set.Op)
 	}
 	reply := control.Reply{ID: r.Identity(), OK: true}

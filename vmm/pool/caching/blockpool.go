@@ -52,8 +52,8 @@ func (f *blockPool) search(stream pool.Stream) (int, bool) {
 	})
 }
 
-// of returns a stream's free list, nil if it has no segments.
-func (f *blockPool) of(stream pool.Stream) *freeList {
+// freeListOf returns a stream's free list, nil if it has no segments.
+func (f *blockPool) freeListOf(stream pool.Stream) *freeList {
 	if f.recent != nil && f.recent.stream == stream {
 		return f.recent
 	}
@@ -67,7 +67,7 @@ func (f *blockPool) of(stream pool.Stream) *freeList {
 
 // open returns a stream's free list, a new one if it has none.
 func (p *Pool) open(f *blockPool, stream pool.Stream) *freeList {
-	s := f.of(stream)
+	s := f.freeListOf(stream)
 	if s == nil {
 		s = &freeList{pool: f, stream: stream, counters: &p.stats.large, others: &p.stats.small}
 		if f.small {

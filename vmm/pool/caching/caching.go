@@ -125,7 +125,7 @@ func (p *Pool) fit(from *blockPool, size uint64, stream pool.Stream) handle {
 	if p.collecting() {
 		from.clock++
 	}
-	l := from.of(stream)
+	l := from.freeListOf(stream)
 	if l == nil {
 		return none
 	}

@@ -26,7 +26,7 @@ func (p *Pool) release(h handle) error {
 // releaseAvailable gives back blocks of at least max_split_size, which are never split: the first that is large enough
 // for size, else from the largest down, until together they are large enough. It reports whether they were.
 func (p *Pool) releaseAvailable(from *blockPool, size uint64, stream pool.Stream) (bool, error) {
-	s := from.of(stream)
+	s := from.freeListOf(stream)
 	if s == nil || p.maxSplit == math.MaxUint64 {
 		return false, nil
 	}

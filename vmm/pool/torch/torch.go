@@ -198,8 +198,8 @@ func (p *Pools) Forget(device int) {
 	p.directory.Drop(func(p *Pool) bool { return p.Memory.Device == device })
 }
 
-// made lists the pools.
-func (p *Pools) made() []*Pool {
+// allPools lists the pools.
+func (p *Pools) allPools() []*Pool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return p.all
@@ -231,7 +231,7 @@ func (p *Pools) in(address uintptr, call func(*Pool) error) error {
 
 // Trim is pool.Pool.Trim of all pools, except those that captures allocate from, as in PyTorch. Errors: the sources'.
 func (p *Pools) Trim() (freed uint64, failed error) {
-	for _, made := range p.made() {
+	for _, made := range p.allPools() {
 		bytes, err := made.Trim()
 		freed += bytes
 		if !errors.Is(err, pool.ErrCapturing) {
@@ -298,7 +298,7 @@ type Stats struct {
 // Stats lists the pools in the order in which they were made; never nil.
 func (p *Pools) Stats() []Stats {
 	all := []Stats{}
-	for _, made := range p.made() {
+	for _, made := range p.allPools() {
 		all = append(all, Stats{Device: made.Memory.Device, Tag: made.tag(), Stats: made.Stats()})
 	}
 	return all
@@ -314,7 +314,7 @@ type Snapshot struct {
 // Snapshots lists the pools as Stats does, with their segments; never nil.
 func (p *Pools) Snapshots() []Snapshot {
 	all := []Snapshot{}
-	for _, made := range p.made() {
+	for _, made := range p.allPools() {
 		all = append(all, Snapshot{Device: made.Memory.Device, Tag: made.tag(), Segments: made.Snapshot()})
 	}
 	return all
@@ -322,7 +322,7 @@ func (p *Pools) Snapshots() []Snapshot {
 
 // ResetPeakStats is pool.Pool.ResetPeakStats, of all pools.
 func (p *Pools) ResetPeakStats() {
-	for _, made := range p.made() {
+	for _, made := range p.allPools() {
 		made.ResetPeakStats()
 	}
 }
