@@ -43,8 +43,9 @@
 // The others: engine.go has the engine's fields, its lock, and the walks through segments; device.go has the fields of
 // a GPU; access.go gives other devices access; observe.go says what an observer learns; live.go notes what a program
 // says of its contents; shortage.go says what memory is lacking; parts.go gives memory back part by part, and waits for
-// what another process gives back so; lookup.go finds what is at an address, and says what there is; usermapped*.go has
-// memory that the program maps itself with the driver's calls; invariants.go checks the records against each other.
+// what another process gives back so; order.go brings memory back step by step; lookup.go finds what is at an address,
+// and says what there is; usermapped*.go has memory that the program maps itself with the driver's calls; invariants.go
+// checks the records against each other.
 //
 // The packages below know nothing of this one: mapping (the driver's steps for memory at one place), contexts (whose
 // work is waited for), quota (limit and margin of a device), space (addresses, and what is free by its size), small

@@ -225,3 +225,9 @@ func (e *Engine) Names() (count int) {
 
 // Transitions of these tests are interrupted at every other segment.
 func init() { stride = 2 }
+
+// TimesMost sets how many times memory comes back, at most, in a resume with an order, and returns what it was.
+func TimesMost(times uint64) (before uint64) {
+	before, timesMost = timesMost, times
+	return before
+}

@@ -168,8 +168,7 @@ func (i *inspection) ofSegment(d *device, s *segment) {
 		s.state == paused && step == mapping.Accessible
 	i.must(s.owner != nobody || !amiss, s.address, "in state %d, and its memory at step %d", s.state, step)
 	i.must(!s.gated || s.state == paused, s.address, "in state %d, and noted as paused through the gate", s.state)
-	i.must(!s.exposed || s.state == paused && !s.gated, s.address, "in state %d, and noted as paused without the gate",
-		s.state)
+	i.must(!s.exposed || s.state == paused, s.address, "in state %d, and noted as paused without the gate", s.state)
 }
 
 // ofUserMapped checks that memory which a program mapped is known as such.

@@ -43,22 +43,10 @@ func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 		// It has to find enough memory free, or made free here, before it begins.
 		options.Wait = 0
 		e.FreeDeferred()
-		chosen := e.choose(options.Tags, resumes)
-		held, need := map[*device]uint64{}, map[*device]uint64{}
-		var p pace
-		e.mu.Lock()
-		for _, s := range chosen {
-			need[s.device] += s.length()
-			if s.extent != nil && s.extent.Step > mapping.None {
-				held[s.device] += s.length()
-			}
-			p.yield(e, 1)
-		}
-		e.mu.Unlock()
-		for d, bytes := range need {
-			err := e.shortageOn(d, held[d], bytes, nil)
+		for d, need := range e.needs(e.choose(options.Tags, resumes)) {
+			err := e.shortageOn(d, need.held, need.bytes, nil)
 			if err != nil && e.MakeRoom(d.ordinal) {
-				err = e.shortageOn(d, held[d], bytes, nil)
+				err = e.shortageOn(d, need.held, need.bytes, nil)
 			}
 			if err != nil {
 				e.noteWait(&options, err)
@@ -83,33 +71,13 @@ func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 		e.FreeDeferred()
 		o.spent.waited += time.Since(start)
 		err = e.transact("resume", o, resumes, func(batches []*batch) error {
-			var names []string
-			for _, b := range batches {
-				for _, s := range b.segments {
-					if len(names) == 0 || names[len(names)-1] != s.tag.name {
-						names = append(names, s.tag.name)
-					}
-				}
-			}
-			err := o.barredFrom(names)
-			if err != nil {
-				return err
-			}
-			bytes := e.gather(batches, o.ExtentBytes)
-			for _, b := range batches {
-				if looks && err == nil {
-					err = e.shortageOn(b.device, b.held, b.moved, nil)
-				}
-			}
-			if err == nil {
-				err = e.resume(batches, o)
-			}
+			bytes, err := e.retake(batches, o, looks)
 			if err == nil {
 				mapped = bytes
 				e.count(batches, start.Add(o.awaited), nil, func(t *totals) *stats.Total { return &t.resumes })
 			}
 			return err
-		}, func(t *tag) { t.lastResume = (time.Since(start) - o.awaited).Seconds() })
+		}, e.resumedSince(start, o))
 		short, is := errors.AsType[*shortage](err)
 		if !is && !errors.Is(err, cuda.OutOfMemory) {
 			break
@@ -149,6 +117,57 @@ func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 	return mapped, nil
 }
 
+// need is what a resume takes of a device: bytes, of which it holds some already.
+type need struct{ held, bytes uint64 }
+
+// needs returns what a resume of segments takes.
+func (e *Engine) needs(segments []*segment) map[*device]need {
+	of := map[*device]need{}
+	var p pace
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range segments {
+		n := of[s.device]
+		n.bytes += s.length()
+		if s.extent != nil && s.extent.Step > mapping.None {
+			n.held += s.length()
+		}
+		of[s.device] = n
+		p.yield(e, 1)
+	}
+	return of
+}
+
+// retake is the work of a resume, and returns how many bytes of memory that was. With looks, it first looks whether
+// enough is free.
+func (e *Engine) retake(batches []*batch, o *operation, looks bool) (uint64, error) {
+	var names []string
+	for _, b := range batches {
+		for _, s := range b.segments {
+			if len(names) == 0 || names[len(names)-1] != s.tag.name {
+				names = append(names, s.tag.name)
+			}
+		}
+	}
+	if err := o.barredFrom(names); err != nil {
+		return 0, err
+	}
+	bytes := e.gather(batches, o.ExtentBytes)
+	for _, b := range batches {
+		if looks {
+			if err := e.shortageOn(b.device, b.held, b.moved, nil); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return bytes, e.resume(batches, o)
+}
+
+// resumedSince returns what is done with the tags of a resume that began at start.
+func (e *Engine) resumedSince(start time.Time, o *operation) func(*tag) {
+	return func(t *tag) { t.lastResume = (time.Since(start) - o.awaited).Seconds() }
+}
+
 // barred returns an error if others keep memory paused that a resume is for. It looks at whole tags, so Resume looks
 // again at what it has claimed.
 func (e *Engine) barred(o *Options) error {
@@ -182,7 +201,7 @@ func (o *Options) barredFrom(names []string) error {
 	return nil
 }
 
-// resume is the work of a resume: it restores all batches, or none.
+// resume restores all batches, or none.
 func (e *Engine) resume(batches []*batch, o *operation) error {
 	gives := func(s *segment) bool { return s.contents != nil && !e.retains(s, o) }
 	err := guard.All(batches, func(b *batch) error { return e.restore(b, o) })
@@ -213,8 +232,7 @@ func (e *Engine) resume(batches []*batch, o *operation) error {
 			}
 			s.outcome.state, s.outcome.held = active, false
 			if gives(s) {
-				o.discarded.Add(s.contents, s.prompt)
-				s.contents.Discard()
+				o.discard(s)
 				s.outcome.saved = saved{}
 			}
 		}
@@ -236,10 +254,9 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 	}
 	b.progress.total.Store(total)
 	e.contexts.FindUsers(b.device.users, &b.device.peers)
-	var ends []func() // of mappings for contents alone
 	defer func() {
-		for _, end := range ends {
-			end()
+		if !o.aside { // ResumeInOrder ends those
+			b.endAsides()
 		}
 	}()
 	loaders := map[store.Store]store.Loader{}
@@ -276,7 +293,7 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 			err = nil
 			break
 		}
-		if errors.Is(err, cuda.OutOfMemory) && len(b.back) > 0 {
+		if errors.Is(err, cuda.OutOfMemory) && len(b.back) > 0 && !o.aside {
 			if err = e.makeRoom(b, o, loaders); err == nil {
 				err = x.Create()
 			}
@@ -287,14 +304,13 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 		if err == nil && !held {
 			b.held += x.Size
 		}
-		if err == nil {
+		if err == nil && !o.aside {
 			err = x.Attach()
 		}
-		if s := x.segments[0]; err == nil && s.userMapped != nil && !s.userMapped.access.Writable(s.device.ordinal) {
-			var address uintptr
+		if err == nil && (o.aside || !x.reaches()) {
 			var end func()
-			if address, end, err = x.Aside(); err == nil {
-				s.outcome.aside, ends = address, append(ends, end)
+			if end, err = x.aside(); err == nil {
+				b.asides = append(b.asides, end)
 			}
 		}
 		if err != nil {
@@ -339,5 +355,36 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 	if err == nil && o.Poison {
 		err = e.fill(b, poisonWord, func(s *segment) store.Ranges { return s.back().lost })
 	}
+	for _, x := range b.extents { // nothing reads contents before they are back
+		if err == nil && o.aside {
+			err = x.Attach()
+		}
+	}
 	return err
+}
+
+// reaches reports whether an extent's own device has access to it at its addresses. The program decides that of memory
+// that it maps itself.
+func (x *extent) reaches() bool {
+	return x.userMapped == nil || x.userMapped.access.Writable(x.device.ordinal)
+}
+
+// endAsides ends the mappings of aside.
+func (b *batch) endAsides() {
+	for _, end := range b.asides {
+		end()
+	}
+	b.asides = nil
+}
+
+// aside maps an extent's memory at one more place, where a resume reaches the contents of its segments.
+func (x *extent) aside() (end func(), err error) {
+	address, end, err := x.Aside()
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range x.segments {
+		s.outcome.aside = address + s.address - x.Address
+	}
+	return end, nil
 }

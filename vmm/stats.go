@@ -195,6 +195,7 @@ type totals struct{ pauses, resumes stats.Total }
 func (e *Engine) count(batches []*batch, start time.Time, err error, which func(*totals) *stats.Total) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	counted := map[*device]bool{}
 	for _, b := range batches {
 		if e.totals[b.device.ordinal] == nil {
 			e.totals[b.device.ordinal] = &totals{}
@@ -202,8 +203,11 @@ func (e *Engine) count(batches []*batch, start time.Time, err error, which func(
 		t := which(e.totals[b.device.ordinal])
 		t.Bytes += b.moved // an unsuccessful pause may have given memory back, too
 		if err == nil {
-			t.Count++
 			t.ContentsBytes += b.progress.done.Load()
+		}
+		if err == nil && !counted[b.device] {
+			counted[b.device] = true
+			t.Count++
 			t.Seconds += time.Since(start).Seconds()
 		}
 	}

@@ -90,6 +90,7 @@ var silences = []struct {
 	{"cuDevicePrimaryCtxRelease_v2", "", nil, "a second try follows, then one at each Retry"},
 	{"cuMemCreate", "(*Engine).replace", cuda.OutOfMemory, "what it was for goes through host memory"},
 	{"cuCtxGetCurrent cuCtxPushCurrent_v2 cuMemGetInfo_v2", "(*batch).create", nil, "the resume waits, and looks again"},
+	{"cuCtxGetCurrent cuCtxPushCurrent_v2 cuMemGetInfo_v2", "(*Engine).shortageOn", nil, "the resume tries"},
 	{"cuMemCreate", "(*batch).create", cuda.OutOfMemory, "the resume waits for the memory that is on its way"},
 	{"cuCtxPopCurrent_v2", "", nil, "the thread gets its context back in another way"},
 	{"", "reclaim.(*Kind).empty", nil, "tried again by the next Retry"},
@@ -569,6 +570,8 @@ func (s *scene) userMapped() {
 		p.fill(uint64(n + 1))
 		s.all, handles = append(s.all, p), append(handles, handle)
 	}
+	s.pause("")
+	s.inSteps(func(i int) int { return i })
 	s.pause("")
 	s.resume("")
 	s.pause("b")

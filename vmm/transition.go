@@ -53,6 +53,10 @@ type operation struct {
 	spent     spent
 	discarded store.Discarded // contents that a resume, or a pause with Discard, gives up
 	awaited   time.Duration   // for memory on its way, of which the resume is no slower
+
+	aside     bool             // memory is mapped at its addresses only when it has its contents
+	postpones bool             // what a resume does not keep is given up when all is back:
+	postponed []store.Contents // this
 }
 
 // batch is a device's part in a transition. From begin to end its segments and extents belong to it, and others see
@@ -69,6 +73,8 @@ type batch struct {
 
 	waiting time.Duration // for memory that is on its way
 	room    uint64        // bytes that were free when it last looked, and are not taken
+
+	asides []func() // end mappings that a resume made for contents alone
 
 	back  []*extent         // a resume brings their contents back from memory of the same device
 	rest  part              // the contents that a pause saves,

@@ -1,0 +1,183 @@
+package vmm
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"tms/vmm/stats"
+)
+
+// Order says in which order a resume brings memory back: what no range names first, and then the ranges step by step.
+// docs/design/order.md has the reasons.
+type Order struct {
+	Ranges []OrderedRange
+	// Back is called, without the lock of the engine's records, when all memory of a step and of the steps before is
+	// back, with the bytes of all that. From its first call on the gate keeps the program from the rest: Host.Gated has
+	// said so.
+	Back func(step int, mapped uint64)
+}
+
+// OrderedRange is memory that comes back at a step; the first is 0. What several ranges name comes back at the earliest
+// of their steps.
+type OrderedRange struct {
+	Address uintptr
+	Size    uint64
+	Step    int
+}
+
+// timesMost is how many times memory comes back, at most, after the first: while the driver maps it, nothing is copied.
+// Tests change it.
+var timesMost uint64 = 64
+
+// errNoOrder says why a resume cannot have an order.
+var errNoOrder = errors.New("memory of other processes comes back with it")
+
+// ResumeInOrder is Resume for a caller that has closed the gate, and lets a part of the program go on as Order.Back is
+// called. It has its turn until all is back, so a pause or another resume comes before it or behind it. Each step is a
+// transaction. An error before Order.Back is first called changes nothing. After a later error, earlier steps are back.
+// The rest is paused with its contents as by a gated pause, so the gate stays closed until a resume.
+//
+// Memory has its contents before it is mapped at its addresses. Host memory of contents that are not kept is given back
+// in the background, once all is back. ResumeInOrder waits neither for memory nor for other processes: where it would
+// have to, it fails before it changes anything. Errors: as Resume.
+// (cuMemCreate, cuMemAddressReserve, cuMemMap, cuMemSetAccess, cuMemUnmap)
+func (e *Engine) ResumeInOrder(options Options, order Order) (mapped uint64, err error) {
+	defer e.audit(&err)
+	if err := e.barred(&options); err != nil {
+		return 0, err
+	}
+	o := e.begun("resume", options)
+	defer e.over(o, &mapped, &err)
+	if o.Capturing {
+		return 0, fmt.Errorf("resume: %w", ErrCapturing)
+	}
+	o.postpones = true
+	defer func() {
+		for _, contents := range o.postponed {
+			contents.Discard()
+		}
+	}()
+	resumes := func(s *segment) bool { return s.is(paused) && s.changedAfter(o.Since) }
+	asked := time.Now()
+	e.FreeDeferred()
+	e.takeTurn()
+	defer e.transition.Unlock()
+	o.spent.waited += time.Since(asked)
+
+	chosen := e.choose(o.Tags, resumes)
+	if slices.ContainsFunc(chosen, func(s *segment) bool { return s.imported != nil }) {
+		return 0, fmt.Errorf("resume: %w", errNoOrder)
+	}
+	for d, need := range e.needs(chosen) {
+		if err := e.shortageOn(d, need.held, need.bytes, nil); err != nil {
+			return 0, fmt.Errorf("resume: %w", err)
+		}
+	}
+	at, ends := e.steps(chosen, order.Ranges)
+	var all []*batch
+	var ending sync.WaitGroup
+	defer ending.Wait()
+	defer func() { e.count(all, asked, err, func(t *totals) *stats.Total { return &t.resumes }) }()
+	for n, end := range ends {
+		o.aside = n > 0
+		batches := e.begin(o.Tags, func(s *segment) bool { return resumes(s) && s.imported == nil && at[s] == n })
+		err = e.transactOn(batches, "resume", o, func(batches []*batch) error {
+			bytes, err := e.retake(batches, o, false)
+			if err == nil {
+				mapped += bytes
+				all = append(all, batches...)
+			}
+			return err
+		}, e.resumedSince(asked, o))
+		ending.Go(func() { // while the next step is copied
+			for _, b := range batches {
+				b.endAsides()
+			}
+		})
+		if err != nil {
+			return mapped, fmt.Errorf("resume: %w", err)
+		}
+		if n == 0 {
+			e.dropWoken(o)
+			e.hold(at)
+		}
+		order.Back(end, mapped)
+	}
+	e.noted.Delete(o.what())
+	return mapped, nil
+}
+
+// steps joins small steps to those behind them, but for the first. It returns at which of the joined steps each segment
+// comes back, where that is not the first, and at which step of the order each of them ends. What has memory, after an
+// error, comes back at the first: it may be mapped at its addresses.
+func (e *Engine) steps(segments []*segment, ranges []OrderedRange) (at map[*segment]int, ends []int) {
+	ranges = slices.Clone(ranges)
+	slices.SortFunc(ranges, func(x, y OrderedRange) int { return cmp.Compare(x.Address, y.Address) })
+	slices.SortFunc(segments, func(x, y *segment) int { return cmp.Compare(x.address, y.address) })
+	given, last := map[*segment]int{}, 0
+	bytes, total := map[int]uint64{}, uint64(0) // of each step after the first, and of all
+	var open []OrderedRange                     // that begin before the end of a segment, and may reach into it
+	var p pace
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range segments {
+		end := s.address + uintptr(s.length())
+		for len(ranges) > 0 && ranges[0].Address < end {
+			open, ranges = append(open, ranges[0]), ranges[1:]
+		}
+		open = slices.DeleteFunc(open, func(r OrderedRange) bool { return r.Address+uintptr(r.Size) <= s.address })
+		if len(open) > 0 && s.extent == nil {
+			given[s] = slices.MinFunc(open, func(x, y OrderedRange) int { return cmp.Compare(x.Step, y.Step) }).Step
+			if last = max(last, given[s]); given[s] > 0 {
+				bytes[given[s]] += s.length()
+				total += s.length()
+			}
+		}
+		p.yield(e, 1+len(open))
+	}
+	joined, sum := map[int]int{}, uint64(0)
+	for step := range last + 1 {
+		joined[step] = len(ends)
+		if sum += bytes[step]; step == 0 || step == last || sum >= total/timesMost {
+			ends, sum = append(ends, step), 0
+		}
+	}
+	at = map[*segment]int{}
+	for s, step := range given {
+		if joined[step] > 0 {
+			at[s] = joined[step]
+		}
+	}
+	return at, ends
+}
+
+// hold has the gate keep the program's threads from segments, as from what a gated pause has paused. They stay exposed:
+// a thread that is let in during the resume may name their addresses.
+func (e *Engine) hold(segments map[*segment]int) {
+	var p pace
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for s := range segments {
+		if p.yield(e, 1); s.listed && s.is(paused) && !s.gated {
+			s.gated = true
+			s.device.gated++
+			s.tag.gated++
+		}
+	}
+	e.tellPaused()
+}
+
+// discard gives up what a resume does not keep of a segment: at once, or when all is back, because the driver keeps the
+// program's calls waiting while it gives host memory back.
+func (o *operation) discard(s *segment) {
+	if o.postpones {
+		o.postponed = append(o.postponed, s.contents)
+		return
+	}
+	o.discarded.Add(s.contents, s.prompt)
+	s.contents.Discard()
+}
