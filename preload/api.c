@@ -231,8 +231,9 @@ EXPORT int tms_pause_everything(double timeout)
 }
 
 /* NULL tags are all tags. Seconds below 0 mean the wait that tms_set_resume_wait has set. */
-static int resume(const char *const *tags, double seconds)
+static int resume_as(struct operation_transition asked)
 {
+	const double seconds = asked.wait;
 	int code = SUCCESS;
 	if (checkpoint_asked() && go_now() == GO_AWAKE)
 		code = operation_await(seconds);
@@ -240,7 +241,12 @@ static int resume(const char *const *tags, double seconds)
 		code = everything_restore(seconds < 0 ? tms_get_resume_wait() : seconds);
 	if (code != SUCCESS)
 		return code;
-	return operation_transition(OPERATION_RESUME, (struct operation_transition){.tags = tags, .wait = seconds});
+	return operation_transition(OPERATION_RESUME, asked);
+}
+
+static int resume(const char *const *tags, double seconds)
+{
+	return resume_as((struct operation_transition){.tags = tags, .wait = seconds});
 }
 
 static int resume_within(const char *const *tags, double seconds)
@@ -263,6 +269,24 @@ EXPORT int tms_resume(const char *tag)
 EXPORT int tms_resume_tags(const char *const *tags, double seconds)
 {
 	return resume_within(tags ? tags : no_tags, seconds);
+}
+
+EXPORT int tms_resume_in_order(const char *const *tags, double seconds, const tms_ordered *order, size_t count,
+			       uint64_t *number)
+{
+	static _Atomic uint64_t orders;
+	if (number)
+		*number = 0;
+	if (!(seconds >= 0))
+		return error_fail(ERROR_INVALID_VALUE, "%g is no number of seconds to wait", seconds);
+	if (!number || (!order && count > 0))
+		return error_fail(ERROR_INVALID_VALUE, "%s is NULL", number ? "order" : "number");
+	for (size_t i = 0; i < count; i++)
+		if (order[i].step < 0)
+			return error_fail(ERROR_INVALID_VALUE, "a step is %d; the first is 0", order[i].step);
+	*number = atomic_fetch_add(&orders, 1) + 1;
+	return resume_as((struct operation_transition){.tags = tags, .wait = seconds, .ordered = order,
+						       .ordered_count = count, .order = *number});
 }
 
 EXPORT uint64_t tms_paused_by(const char *tag)

@@ -349,6 +349,7 @@ func (p *Process) openGate() {
 	C.nccl_stop(false)
 	if p.gate.closed {
 		C.gate_set(C.GATE_OPEN)
+		C.order_end()
 		p.gate.closed = false
 		p.leaveSignals()
 	}

@@ -33,7 +33,11 @@ func newOperation(o *C.struct_operation) operation {
 	case C.OPERATION_PAUSE_GATED:
 		return &gatedPauseOperation{options: transitionOf(o), timeout: seconds(asked.wait)}
 	case C.OPERATION_RESUME:
-		return &resumeOperation{options: transitionOf(o), memory: float64(asked.wait)}
+		resume := resumeOperation{options: transitionOf(o), memory: float64(asked.wait)}
+		if asked.ordered_count > 0 {
+			return &orderedResumeOperation{resume, uint64(asked.order), orderOf(asked)}
+		}
+		return &resume
 	case C.OPERATION_AWAIT:
 		return &awaitOperation{within: float64(asked.wait)}
 	case C.OPERATION_PREPARE:

@@ -45,6 +45,8 @@ type Process struct {
 	keeperSilent   atomic.Pointer[time.Time] // when the keeper last did not answer
 	askingHolders  atomic.Bool               // NVML has not answered yet
 	multicastNoted atomic.Bool               // a line has said what multicast does to pauses
+	orderTold      atomic.Pointer[string]    // the last reason why a resume could not have its order
+	orderFailed    atomic.Pointer[error]     // of the last order that failed
 	waitsTold      atomic.Pointer[string]    // the last line of tellWaits
 	pollingNoted   sync.Once                 // a line has said which threads must not ask the driver
 }

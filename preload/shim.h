@@ -7,6 +7,7 @@
 #include "gate/gate.h"
 #include "goruntime/goruntime.h"
 #include "region.h"
+#include "tms.h"
 #include "watch/watch.h"
 
 #include <semaphore.h>
@@ -65,8 +66,9 @@ enum { NOT_OURS = -1, MEMORY_IS_PAUSED = -2 /* for MUST_BE_ACTIVE */ };
 		int active_;                                                                       \
 		for (int tries_ = 0; (active_ = (call)) == MEMORY_IS_PAUSED; tries_++) {           \
 			if (gate_is_closed()) {                                                      \
-				gate_wait();                                                       \
 				tries_ = 0;                                                        \
+				if ((active_ = gate_wait()) != SUCCESS)                            \
+					break;                                                     \
 			} else if (tries_ > 0) {                                                   \
 				active_ = ERROR_NOT_SUPPORTED;                                     \
 				break;                                                             \
@@ -239,6 +241,9 @@ struct operation_settings { /* of the process */
 };
 /* A pause, a discard, a resume or a preparation. Lists end with NULL. */
 struct operation_transition {
+	const tms_ordered *ordered; /* of a resume: the order in which memory comes back */
+	size_t ordered_count;	    /* 0: all at once */
+	uint64_t order;		    /* the number of that order */
 	const char *const *tags;      /* or NULL for all */
 	const char *const *discarded; /* of a pause: more tags, whose contents are lost; or NULL */
 	uint64_t since;		      /* only what later transitions have paused or resumed; 0 for all */
@@ -308,6 +313,11 @@ HIDDEN void checkpoint_set_pending(bool now);
 HIDDEN bool checkpoint_driver_has(void);     /* the driver holds the process locked or checkpointed */
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);
 HIDDEN int everything_restore(double wait); /* undoes the driver's part, if there is one */
+/* order.c: the resume with an order that is in progress, or has failed and left memory paused. */
+HIDDEN void order_begin(uint64_t number, int step); /* what comes back up to that step is back */
+HIDDEN void order_goes_on(int step);
+HIDDEN void order_fail(void);
+HIDDEN void order_end(void);
 /* steps.c */
 HIDDEN void steps_hold(bool on); /* no step begins, until as many have been ended as begun */
 HIDDEN int steps_in_progress(void);

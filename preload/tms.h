@@ -145,6 +145,31 @@ int tms_resume_within(const char *tag, double seconds);
 int tms_set_resume_wait(double seconds);
 double tms_get_resume_wait(void);
 
+/* As tms_resume_tags, but the call may return while contents are still on their way, where the gate can hold the
+ * program (tms run). They come back in an order: what the order does not name, then step by step from 0 on. The call
+ * returns when step 0 is back. From then until all is back, calls that give a device work wait, except those of threads between
+ * tms_order_enter and tms_order_leave. CUDA graphs wait always, and so do copies of memory that is not back. NULL tags
+ * are all tags.
+ *
+ * tms_order_enter waits until a step is back, and lets the calling thread in. It returns at once where the order with
+ * this number is over. Enters nest: the same thread makes as many leaves. A kernel of a thread that was let in which
+ * uses memory of a later step ends the context (700), because memory is mapped only when it has its contents.
+ *
+ * Where there is no gate, or the resume would have to wait, all is back when the call returns; a line on stderr says
+ * so. If a later step fails, what is back stays, and the rest is paused with its contents: from then on
+ * tms_order_enter, and the calls that wait, fail, until a resume brings the rest back. tms_order_is_over returns
+ * whether the order is neither in progress nor failed. */
+typedef struct tms_ordered {
+	const void *address;
+	size_t size;
+	int step;
+} tms_ordered;
+int tms_resume_in_order(const char *const *tags, double seconds, const tms_ordered *order, size_t count,
+			uint64_t *number);
+int tms_order_enter(uint64_t number, int step);
+void tms_order_leave(uint64_t number);
+bool tms_order_is_over(uint64_t number);
+
 /* Pauses some tags as tms_pause does and discards others as tms_discard does, or resumes tags as tms_resume_within
  * does, in one transaction: after an error each tag is as before, with its contents. A list ends with NULL; NULL in
  * its place is an empty list. A tag in both lists keeps its contents. */

@@ -8,8 +8,9 @@
 #include <stdint.h>
 
 /* Says which calls wait at the gate. Each state adds calls to the state before: no calls, calls that begin a capture,
- * calls that give the device work, and calls that poll, while the driver has the process. */
-enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_CLOSED, GATE_CHECKPOINT };
+ * calls that give the device work but for those of threads that are let in, those too, and calls that poll, while the
+ * driver has the process. */
+enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_ORDERED, GATE_CLOSED, GATE_CHECKPOINT };
 
 struct gate_communicator {
 	int version;	      /* of its NCCL, such as 22907, or 0 if unknown */
@@ -47,7 +48,9 @@ struct gate_registration {
 	X(bool, polls, (const char *symbol), (symbol)) /* such calls wait only for the driver's checkpoint */ \
 	X(bool, is_waited_for, (void), ()) /* a thread waits for another state */ \
 	X(void, refuse, (bool on), (on)) /* calls that would wait fail, until the gate opens */ \
-	X(bool, refuses, (void), ())
+	X(bool, refuses, (void), ()) \
+	X(void, order, (uint64_t number), (number)) /* GATE_ORDERED lets threads in that were let in to this order */ \
+	X(void, let_in, (uint64_t number), (number)) /* the calling thread is, from now on; 0: to no order */
 
 /* And about NCCL: X(returns, name, parameters, arguments). One caller at a time stops
  * and begins, and one aligns ranks. Some functions go through entries, from *cursor 0 on, and return false at the

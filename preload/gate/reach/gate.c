@@ -28,6 +28,7 @@
 #include <linux/futex.h>
 #include <linux/membarrier.h>
 #include <pthread.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -109,15 +110,37 @@ static bool is_child(void)
 	return byte ? !*byte : (pid_t)syscall(SYS_getpid) != atomic_load(&process);
 }
 
-static bool is_open(uint32_t state, enum gate_kind kind)
+static _Atomic uint64_t order;
+static __thread uint64_t let_in_to __attribute__((tls_model("initial-exec")));
+
+HIDDEN void gate_order(uint64_t number)
+{
+	atomic_store(&order, number);
+}
+
+HIDDEN void gate_let_in(uint64_t number)
+{
+	let_in_to = number;
+}
+
+/* Reports whether a call passes in the order that is in progress. A graph may use any memory. A name that is not the
+ * driver's stands for a wait until the gate is open. */
+static bool is_let_in(const struct gate_call *call)
+{
+	return call->kind == WORK && let_in_to && let_in_to == atomic_load_explicit(&order, memory_order_relaxed) &&
+	       strncmp(call->name, "cu", 2) == 0 && strncmp(call->name, "cuGraph", 7) != 0;
+}
+
+static bool is_open(uint32_t state, const struct gate_call *call, enum gate_kind kind)
 {
 	static const bool passes[][POLL + 1] = {
 		[GATE_OPEN] = {[WORK] = true, [CAPTURE] = true, [POLL] = true},
 		[GATE_NO_CAPTURES] = {[WORK] = true, [POLL] = true},
+		[GATE_ORDERED] = {[POLL] = true},
 		[GATE_CLOSED] = {[POLL] = true},
 		[GATE_CHECKPOINT] = {false},
 	};
-	return passes[state][kind] || is_child();
+	return passes[state][kind] || (state == GATE_ORDERED && is_let_in(call)) || is_child();
 }
 
 static _Atomic uint32_t changes; /* of the state, of refuses, and of the stop of NCCL */
@@ -178,7 +201,7 @@ HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stre
 		atomic_store_explicit(&mine->inside, TRYING, memory_order_relaxed);
 		atomic_signal_fence(memory_order_seq_cst);
 		uint32_t state = atomic_load_explicit(&gate_state, memory_order_relaxed);
-		if (is_open(state, call->kind))
+		if (is_open(state, call, call->kind))
 			break;
 		atomic_store_explicit(&mine->inside, OUT, memory_order_release);
 		if (was == OUT && gate_refuses())
@@ -207,7 +230,7 @@ HIDDEN struct gate_poll gate_enter_poll(const struct gate_call *call)
 		atomic_store_explicit(&poll.mark->polling, call, memory_order_relaxed);
 		atomic_signal_fence(memory_order_seq_cst);
 		uint32_t state = atomic_load_explicit(&gate_state, memory_order_relaxed);
-		if (is_open(state, POLL) || atomic_load_explicit(&poll.mark->inside, memory_order_relaxed) == INSIDE)
+		if (is_open(state, call, POLL) || atomic_load_explicit(&poll.mark->inside, memory_order_relaxed) == INSIDE)
 			return poll;
 		atomic_store_explicit(&poll.mark->polling, NULL, memory_order_release);
 		if (!poll.outer && gate_refuses()) /* else the outer poll may go on while the gate is closed */
