@@ -43,6 +43,7 @@ METHODS = {
 GIVEN = {"kind": "'buddy'", "name": "'a'", "tensors": "[Tensor()]", "parts": "[True]", "size": "1"}
 GIVEN |= {"address": "512", "stream": "0", "actors": "[Actor()]", "from_": "[Actor()]"}
 GIVEN |= {"following": "tms.Following('a', None, {})"}
+GIVEN |= {"model": "None"}
 GIVEN |= {"to": "[Actor()]", "cuda_graph": "None", "source": "{}", "path": "'/tmp'"}
 """Values of arguments that must be given."""
 
@@ -134,6 +135,8 @@ VALUES = {
     "tms.pause(timeout=True)": "timeout must be a number of seconds, 0 or more, not True",
     "tms.resume(wait='1')": "wait must be a number of seconds, 0 or more, not '1'",
     "tms.resume(wait=float('nan'))": "wait must be a number of seconds, 0 or more, not nan",
+    "tms.resume(order='ab')": "order must be a list of tensors and modules, not 'ab'",
+    "tms.resume(order=['a'])": "order has 'a', which is no tensor and no module",
     "tms.configure(resume_wait=-1)": "resume_wait must be a number of seconds, 0 or more, not -1",
     "tms.prepare('a', wait=1.5)": "wait must be True or False, not 1.5",
     "tms.set_disk_backup_dir('')": "path must name a directory, not ''",

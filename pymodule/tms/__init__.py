@@ -49,6 +49,7 @@ from ._kept import Kept, kept
 from ._kept_versions import Following
 from ._library import library_path
 from ._live import live
+from ._order import first_runs
 from ._pool import (
     Pool,
     allocator,
@@ -95,6 +96,7 @@ __all__ = [
     "disable",
     "empty_cache",
     "exclude",
+    "first_runs",
     "kept",
     "last_error",
     "library_path",

@@ -6,13 +6,17 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from . import _torch
 from ._arguments import check_flag, check_seconds, check_tag, check_tags, shown
 from ._errors import OutOfMemoryError, TmsError, from_code
 from ._library import Library, encoded, load, named, texts
+from ._order import Order
 from ._scope import Between, Scope
+
+if TYPE_CHECKING:
+    from ._order import Ordered
 
 
 class TagStats(TypedDict):
@@ -227,6 +231,7 @@ def resume(
     tag: str | Sequence[str] | None = None,
     *,
     wait: float | None = None,
+    order: Sequence[Ordered] | None = None,
 ) -> int:
     """Backs the addresses of a tag with device memory again, and restores kept contents.
 
@@ -244,9 +249,19 @@ def resume(
             given some up. One line on stderr says which processes hold how much. Ctrl-C ends the
             wait; everything is then still paused. None: as `configure` or TMS_RESUME_WAIT says,
             by default 0. A number also bounds the wait for those who keep the memory paused.
+        order: tensors or modules, such as the list of `first_runs`: the resume returns when all
+            other memory and that of the first is back, and the rest follows in this order. A module
+            has the tensors of all modules in it that are not in the list. While the rest is on its
+            way, a listed module waits before its forward until its memory is back. Within that
+            forward the thread goes on, and all other work of the program for the devices waits
+            until all is back; CUDA graphs do so anywhere. A forward that uses memory of a module
+            which comes later, without calling that module, ends the program's CUDA context (700).
+            So list what runs as it runs, in eager mode, the model itself first. The program has to
+            run under `tms run`. Else, or while its devices have work, all is back when the resume
+            returns, and a line on stderr says why.
 
     Returns:
-        How many bytes of device memory were mapped.
+        How many bytes of device memory were mapped; with an order, until then.
 
     Raises:
         OutOfMemoryError: the devices have too little free memory.
@@ -254,13 +269,20 @@ def resume(
             was saved; it names the tag and the segment. Everything is still paused. That segment
             can be freed; then the rest can be resumed.
         CaptureError, ForkedError, NotPreloadedError, TmsError: as for `pause`, and 800 when others
-            keep the memory paused for longer than `wait`; the message names them.
+            keep the memory paused for longer than `wait`; the message names them. If a resume with
+            an order fails after it has returned, the module that waits raises TmsError, and so do
+            CUDA calls that wait; what is not back is paused with its contents, and `resume` brings
+            it back.
+        TypeError, ValueError: an argument is not what it should be; nothing was resumed.
     """
     tags = check_tags(tag)
     seconds = None if wait is None else check_seconds("wait", wait)
+    ordered = None if order is None else Order(order)
     library = load()
     wait = default_wait(library) if seconds is None else seconds
-    mapped = resume_within(library, tags, wait, _OTHERS, seconds)
+    mapped = resume_within(library, tags, wait, _OTHERS, seconds, ordered)
+    if ordered is not None:
+        ordered.hook()
     _torch.look_again()
     return mapped
 
@@ -290,21 +312,30 @@ def default_wait(library: Library) -> float:
 
 
 def resume_within(
-    library: Library, tags: list[str] | None, wait: float, others: float, kept: float | None
+    library: Library,
+    tags: list[str] | None,
+    wait: float,
+    others: float,
+    kept: float | None,
+    order: Order | None = None,
 ) -> int:
     """Resumes a tag. It waits in parts, because no signal handler runs while the library waits.
 
     Args:
         others: seconds that other processes have to resume memory that is open here.
         kept: seconds to wait for those who keep this memory paused. None has no limit.
+        order: of the memory; None: all at once.
     """
     start, pause, mapped, part, released = time.monotonic(), _FIRST_RETRY, 0, 0.0, False
     what, function, given = f"resuming {named(tags)}", library.c.tms_resume_within, None
     if tags is not None:
         function, given = library.c.tms_resume_tags, texts(tags)
+    more: tuple[Any, ...] = ()
+    if order is not None:
+        function, more = library.c.tms_resume_in_order, order.arguments
     while True:
         try:
-            return mapped + library.operate(what, function, given, part)
+            return mapped + library.operate(what, function, given, part, *more)
         except OutOfMemoryError:
             # While the driver has the rest of the process, PyTorch's CUDA calls would wait.
             if not released and not library.stats["everything"]:

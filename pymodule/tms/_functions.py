@@ -11,6 +11,7 @@ _BYTES = ctypes.POINTER(ctypes.c_uint8)
 _HANDLE, _OUT = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 _SIZE, _SIZES = ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)
 _NUMBER = ctypes.POINTER(ctypes.c_uint64)
+_COUNT = ctypes.c_uint64
 
 
 class _GraphPool(ctypes.Structure):
@@ -45,6 +46,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tms_resume": (_CODE, _TEXT),
     "tms_resume_tags": (_CODE, _TEXTS, ctypes.c_double),
     "tms_resume_within": (_CODE, _TEXT, ctypes.c_double),
+    "tms_resume_in_order": (_CODE, _TEXTS, ctypes.c_double, _HANDLE, _SIZE, _NUMBER),
+    "tms_order_enter": (_CODE, _COUNT, ctypes.c_int),
+    "tms_order_leave": (None, _COUNT),
+    "tms_order_is_over": (_BOOL, _COUNT),
     "tms_paused_by": (ctypes.c_uint64, _TEXT),
     "tms_transitions": (ctypes.c_uint64,),
     "tms_pause_since": (_CODE, ctypes.c_uint64),

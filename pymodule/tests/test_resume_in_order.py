@@ -1,0 +1,148 @@
+"""A resume in the order in which modules first ran. In a child, because the gate is preloaded."""
+
+from __future__ import annotations
+
+import children
+import pytest
+from simulator import BUILD
+
+MODULES = """
+import ctypes, os, threading, time
+import cuda, tms
+from cuda import MiB
+
+class Storage:
+    def __init__(self, pointer, size): self.pointer, self.size = pointer, size
+    def data_ptr(self): return self.pointer
+    def nbytes(self): return self.size
+
+class Tensor:
+    is_cuda = True
+    def __init__(self, size=4 * MiB):
+        with tms.region("t", backup="host"):
+            self.pointer = cuda.malloc(size)
+        self.contents = os.urandom(size)
+        cuda.write(self.pointer, self.contents)
+        self.storage = Storage(self.pointer, size)
+    def data_ptr(self): return self.pointer + 512
+    def untyped_storage(self): return self.storage
+    def is_back(self): return cuda.read(self.pointer, len(self.contents)) == self.contents
+
+class Hook:
+    def __init__(self, hooks, call): self.hooks, self.call = hooks, call; hooks.append(self)
+    def remove(self): self.hooks.remove(self)
+
+class Module:
+    # As torch.nn.Module: hooks that are always called are called after an error, too.
+    def __init__(self, *children, tensors=1):
+        self.own, self.inner = [Tensor() for _ in range(tensors)], children
+        self.before, self.after = [], []
+    def parameters(self, recurse=True): assert not recurse; return iter(self.own[:1])
+    def buffers(self, recurse=True): assert not recurse; return iter(self.own[1:])
+    def children(self): return iter(self.inner)
+    def modules(self):
+        yield self
+        for child in self.inner: yield from child.modules()
+    def register_forward_pre_hook(self, call): return Hook(self.before, call)
+    def register_forward_hook(self, call, always_call=False):
+        assert always_call; return Hook(self.after, call)
+    def __call__(self, ran):
+        try:
+            for hook in [*self.before]: hook.call(self, (ran,))
+            self.forward(ran)
+        finally:
+            for hook in [*self.after]: hook.call(self, (ran,), None)
+    def forward(self, ran):
+        assert all(tensor.is_back() for tensor in self.own)
+        ran.append(self)
+        for child in self.inner: child(ran)
+
+driver = ctypes.CDLL("libcuda.so.1")
+driver.cudasim_failures_fired.restype = ctypes.c_uint64
+before = 0
+def stand_behind(copies):
+    global before
+    before = driver.cudasim_failures_fired()
+    driver.cudasim_fail(b"cuMemcpyHtoDAsync", copies + 1, -2)
+def stands():
+    while driver.cudasim_failures_fired() == before: time.sleep(0.001)
+def go_on(): driver.cudasim_fail(b"cuMemGetInfo", 1, 0)
+def let_one_come(): stands(), stand_behind(0), go_on()
+"""
+
+RUNS = """
+first, last, unused = Module(), Module(tensors=2), Module()
+layer = Module(last, tensors=0)
+class Model(Module):
+    def forward(self, ran):
+        ran.append(self)
+        first(ran); layer(ran)
+model = Model(layer, first, unused, tensors=0)
+other = Tensor()
+with tms.first_runs(model) as order:
+    model([])
+assert order == [model, first, layer, last], order
+assert not model.before and not last.before
+tms.pause("t")
+stand_behind(2)  # what is in no module, and what has not run and so belongs to the model
+assert tms.resume("t", order=order) == 8 * MiB
+ran = []
+runs = threading.Thread(target=model, args=(ran,))
+reads = threading.Thread(target=lambda: ran.append(other.is_back()))
+runs.start(), reads.start()
+let_one_come()  # first
+while first not in ran: time.sleep(0.001)
+let_one_come()
+assert last not in ran and True not in ran, ran
+driver.cudasim_clear_failures()
+runs.join(), reads.join()
+assert {*map(id, ran)} == {*map(id, (model, first, layer, last, True))}, ran
+model([])
+assert not any(each.before or each.after for each in order)
+assert unused.own[0].is_back() and other.is_back()
+"""
+
+FAILS = """
+first, last = Module(), Module()
+tms.pause("t")
+stand_behind(1)
+tms.resume("t", order=[first, last])
+stands(), driver.cudasim_fail(b"cuMemSetAccess", 1, 2), go_on()
+for _ in range(2):
+    try:
+        last([])
+    except tms.OutOfMemoryError as error:
+        assert "was to bring memory back in an order, and has failed" in str(error), error
+    else:
+        raise SystemExit("it has run")
+driver.cudasim_clear_failures()
+tms.resume("t")
+first([]), last([])
+assert not first.before and not last.after
+"""
+
+TENSORS = """
+first, last = Tensor(), Tensor()
+class Elsewhere:
+    is_cuda = False
+    def data_ptr(self): return 1
+class Wrapped(Elsewhere):
+    is_cuda = True
+    def untyped_storage(self): raise NotImplementedError
+tms.pause("t")
+tms.resume("t", order=[Elsewhere(), first, Wrapped(), last])
+assert last.is_back() and first.is_back()
+tms.resume("t", order=[])
+"""
+
+
+@pytest.mark.parametrize("program", [RUNS, FAILS, TENSORS], ids=["runs", "fails", "tensors"])
+def test_modules_wait_for_their_memory(program: str) -> None:
+    both = f"{BUILD}/lib/libtms.so {BUILD}/lib/libtms_reach.so"
+    children.output(MODULES + program, LD_PRELOAD=both)
+
+
+def test_without_a_gate_all_is_back_at_once() -> None:
+    done = children.run(MODULES + TENSORS)
+    assert done.returncode == 0, done.stderr
+    assert "not in the order that it was given" in done.stderr
