@@ -29,6 +29,8 @@
 #                                       driver's checkpoint and CRIU alone; settings: snapshot --help
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory
 #   scripts/bench.sh advance [--models 1.1B 8B] [--moves 1000] [--steps 10]  new weights for an engine: remapped, copied, read
+#   scripts/bench.sh order [--layers 32] [--tokens 512 8192 16384]  the first token after a wake: a resume in the order
+#                                       of layers, and the plain resume
 #   scripts/bench.sh pools [TRACE...]   the pools on recorded traces, beside PyTorch's own allocator
 set -eu
 . "$(dirname "$0")/usage.sh"
@@ -78,6 +80,7 @@ devices)
 	exec env LD_PRELOAD="$PWD/build/lib/libtms.so" "${PYTHON:-python3}" scripts/bench/devices.py "$@"
 	;;
 advance) exec "${PYTHON:-python3}" scripts/bench/advance.py "$@" ;;
+order) exec "${PYTHON:-python3}" scripts/bench/order.py "$@" ;;
 pools)
 	! command -v go >/dev/null || go build -o build/bench/pairs ./scripts/bench/pairs # without Go: one from elsewhere
 	exec "${PYTHON:-python3}" scripts/bench/pools.py "$@"
