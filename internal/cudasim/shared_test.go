@@ -375,3 +375,12 @@ func TestKillingInTheMiddle(t *testing.T) {
 	survivor.requireFree(64)
 	survivor.does(64*mib, "allocate")
 }
+
+// A machine has more locks than the kernel tells of at one time, and NVML still does not look through all processes.
+func TestNVMLFindsProcessesByTheirLocks(t *testing.T) {
+	cmd := exec.Command(compile(t, "locks", 0))
+	cmd.Env = append(environment(t), fmt.Sprintf("CUDASIM_SHARED=%s-%d", t.Name(), os.Getpid()))
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Equal(t, "1 1 4194304 0\n", string(out))
+}

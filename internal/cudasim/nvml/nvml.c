@@ -52,8 +52,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // a child of fork does
 
 enum { APART = 1000 };
 
-static nvmlDevice_t handle_of(unsigned index);
-
 struct seen {
 	int device_count;
 	uint64_t memory, held;
@@ -139,33 +137,28 @@ static unsigned count_shown(void)
 	return (unsigned)(some ? sim.settings.shown_count : look(0, NULL, 0).device_count);
 }
 
-static nvmlReturn_t check(nvmlDevice_t device, const void *result)
+static nvmlDevice_t handle_of(unsigned index, unsigned count)
+{
+	if (apart)
+		return (nvmlDevice_t)(uintptr_t)(index + turn * APART + 1ul);
+	return (nvmlDevice_t)(uintptr_t)(index < count ? (index + turn) % count + 1ul : index + 1ul);
+}
+
+// Finds which of the machine's devices a handle is. Each question looks at all processes once for it.
+static nvmlReturn_t check(nvmlDevice_t device, const void *result, int *place)
 {
 	pthread_mutex_lock(&lock);
 	bool begun = initialized > 0;
 	pthread_mutex_unlock(&lock);
 	if (!begun)
 		return NVML_ERROR_UNINITIALIZED;
-	for (unsigned index = 0; result && device && index < count_shown(); index++)
-		if (handle_of(index) == device)
+	unsigned count = result && device ? count_shown() : 0;
+	for (unsigned index = 0; index < count; index++)
+		if (handle_of(index, count) == device) {
+			*place = sim.settings.shown[index];
 			return NVML_SUCCESS;
+		}
 	return NVML_ERROR_INVALID_ARGUMENT;
-}
-
-static nvmlDevice_t handle_of(unsigned index)
-{
-	unsigned count = count_shown();
-	if (apart)
-		return (nvmlDevice_t)(uintptr_t)(index + turn * APART + 1ul);
-	return (nvmlDevice_t)(uintptr_t)(index < count ? (index + turn) % count + 1ul : index + 1ul);
-}
-
-static int place_of(nvmlDevice_t device)
-{
-	unsigned count = count_shown();
-	if (apart)
-		return sim.settings.shown[(uintptr_t)device - 1 - turn * APART];
-	return sim.settings.shown[((uintptr_t)device - 1 + count - turn % count) % count];
 }
 
 // Needs the loader's lock, if CUDASIM_NVML_LOADER names the function.
@@ -255,11 +248,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
 {
-	nvmlDevice_t found = initialized ? handle_of(index) : NULL;
-	nvmlReturn_t result = check(found, device);
-	if (result == NVML_SUCCESS)
-		*device = found;
-	return result;
+	if (!initialized)
+		return NVML_ERROR_UNINITIALIZED;
+	unsigned count = device ? count_shown() : 0;
+	if (index >= count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*device = handle_of(index, count);
+	return NVML_SUCCESS;
 }
 
 static nvmlReturn_t write_text(char *text, unsigned length, const char *written)
@@ -272,28 +267,31 @@ static nvmlReturn_t write_text(char *text, unsigned length, const char *written)
 
 EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length)
 {
-	nvmlReturn_t result = check(device, text);
+	int place;
+	nvmlReturn_t result = check(device, text, &place);
 	if (result != NVML_SUCCESS)
 		return result;
 	CUuuid uuid;
-	uuid_write(&uuid, place_of(device));
+	uuid_write(&uuid, place);
 	return write_text(text, length, uuid_text("GPU-", &uuid).text);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length)
 {
-	nvmlReturn_t result = check(device, text);
+	int place;
+	nvmlReturn_t result = check(device, text, &place);
 	if (result != NVML_SUCCESS)
 		return result;
-	return write_text(text, length, device_name(place_of(device)).text);
+	return write_text(text, length, device_name(place).text);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *info)
 {
-	nvmlReturn_t result = check(device, info && info->version == (sizeof *info | 2u << 24) ? info : NULL);
+	int place;
+	nvmlReturn_t result = check(device, info && info->version == (sizeof *info | 2u << 24) ? info : NULL, &place);
 	if (result != NVML_SUCCESS)
 		return result;
-	struct seen seen = look(place_of(device), NULL, 0);
+	struct seen seen = look(place, NULL, 0);
 	info->total = seen.memory;
 	info->reserved = 0;
 	info->used = seen.held < info->total ? seen.held : info->total;
@@ -304,7 +302,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *info)
 {
 	nvmlMemory_v2_t newer = {.version = sizeof newer | 2u << 24};
-	nvmlReturn_t result = check(device, info);
+	int place;
+	nvmlReturn_t result = check(device, info, &place);
 	if (result == NVML_SUCCESS)
 		result = nvmlDeviceGetMemoryInfo_v2(device, &newer);
 	if (result == NVML_SUCCESS)
@@ -315,11 +314,12 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *i
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
 						     nvmlProcessInfo_v2_t *processes)
 {
-	nvmlReturn_t result = check(device, count && (processes || !*count) ? count : NULL);
+	int place;
+	nvmlReturn_t result = check(device, count && (processes || !*count) ? count : NULL, &place);
 	if (result != NVML_SUCCESS)
 		return result;
 	unsigned room = *count;
-	*count = look(place_of(device), processes, room).count;
+	*count = look(place, processes, room).count;
 	return *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
@@ -332,7 +332,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device,
 // All processes compute, without MPS.
 static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count)
 {
-	nvmlReturn_t result = check(device, count);
+	int place;
+	nvmlReturn_t result = check(device, count, &place);
 	if (result == NVML_SUCCESS)
 		*count = 0;
 	return result;

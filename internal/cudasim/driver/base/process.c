@@ -228,18 +228,46 @@ CUresult process_find(int process, struct process_page **page)
 	return CUDA_ERROR_NOT_INITIALIZED;
 }
 
-void processes_open(struct processes *of)
+// Reads /proc/locks, and says in how many parts: the kernel tells at most a page at one time, and the locks may change
+// between two parts. Returns false if they are more than the text has room for, or unknown.
+static bool read_locks(char *text, size_t size, int *parts)
 {
 	int fd = open("/proc/locks", O_RDONLY | O_CLOEXEC);
-	char more;
-	ssize_t length = fd < 0 ? -1 : read(fd, of->locks, sizeof of->locks - 1);
-	// The locks may have changed between two reads.
-	bool whole = length >= 0 && read(fd, &more, 1) == 0;
-	of->locks[whole ? length : 0] = 0;
-	of->line = of->locks;
-	of->all = whole ? NULL : opendir("/proc");
+	size_t length = 0;
+	ssize_t more = -1;
+	for (*parts = 0; fd >= 0 && length < size - 1 && (more = read(fd, text + length, size - 1 - length)) > 0; ++*parts)
+		length += (size_t)more;
+	text[length] = 0;
 	if (fd >= 0)
 		close(fd);
+	return more == 0;
+}
+
+// Returns the machine's locks as they were at one time: several parts are right if they are the same when they are read
+// again. Returns NULL if they are not, a few times.
+static char *locks_of_machine(void)
+{
+	enum { SIZE = 1 << 18, TRIES = 64 };
+	char *text = malloc(SIZE), *before = malloc(SIZE);
+	bool right = false;
+	for (int i = 0, parts; text && before && i < TRIES && !right; i++) {
+		char *other = before;
+		before = text;
+		text = other;
+		if (!read_locks(text, SIZE, &parts))
+			break;
+		right = parts == 1 || (i > 0 && !strcmp(text, before));
+	}
+	free(before);
+	if (!right)
+		free(text);
+	return right ? text : NULL;
+}
+
+void processes_open(struct processes *of)
+{
+	of->line = of->locks = locks_of_machine();
+	of->all = of->locks ? NULL : opendir("/proc");
 }
 
 struct process_page *processes_next(struct processes *of)
@@ -251,7 +279,8 @@ struct process_page *processes_next(struct processes *of)
 	while (of->line && *of->line) {
 		unsigned long long file;
 		int process;
-		int found = sscanf(of->line, "%*u: FLOCK %*s WRITE %d %*x:%*x:%llu", &process, &file);
+		// The pages are in memory, whose files have no disk's number (00).
+		int found = sscanf(of->line, "%*u: FLOCK %*s WRITE %d 00:%*x:%llu", &process, &file);
 		of->line = strchr(of->line, '\n');
 		of->line = of->line ? of->line + 1 : NULL;
 		if (found != 2 || process_find(process, &page) != CUDA_SUCCESS)
@@ -268,6 +297,7 @@ void processes_close(struct processes *of)
 {
 	if (of->all)
 		closedir(of->all);
+	free(of->locks);
 }
 
 void process_release(struct process_page *page)

@@ -51,9 +51,9 @@ CUresult process_lock(struct process_page *page, unsigned timeout_ms);
 // All processes that have called cuInit. Each locks the file of its page, so /proc/locks leads to it, and nothing reads
 // all descriptors of the machine: that took a third of the time of the tests that move processes.
 struct processes {
-	char locks[4096 + 1]; // as much as the kernel tells at one time
+	char *locks; // NULL if they are unknown, or change all the time
 	char *line; // the next
-	DIR *all; // /proc, if the locks are more than that, or unknown
+	DIR *all; // /proc, without locks
 	int process; // whose page the last one was, by its number here
 };
 void processes_open(struct processes *of);
