@@ -85,15 +85,18 @@ func forget(fd int, buffer []byte, offset int64) {
 // a call that transfers nothing.
 func (f File) each(transfer func(int, []byte, int64) (int, error), buffer []byte, offset int64,
 	short error) (fd int, err error) {
-	for done := 0; done < len(buffer); {
+	for done, refused := 0, false; done < len(buffer); {
 		if fd, err = f.Descriptor(); err != nil {
 			return -1, err
 		}
 		n, err := transfer(fd, buffer[done:], offset+int64(done))
 		switch {
 		case err == unix.EINTR:
-		case err == unix.EINVAL && f.Direct.Swap(false):
-			// The file system accepted O_DIRECT at open, but does not support it.
+		case err == unix.EINVAL && !refused:
+			// The file system accepted O_DIRECT at open, but does not support it. Each thread that it refuses at once comes
+			// here, and needs the flag cleared before it goes on.
+			refused = true
+			f.Direct.Store(false)
 			flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 			if err == nil {
 				_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags&^unix.O_DIRECT)
