@@ -521,7 +521,7 @@ func TestNamesOfAKilledDumpGo(t *testing.T) {
 	for _, name := range names[1:] {
 		require.NoFileExists(t, name)
 	}
-	require.NoFileExists(t, "/dev/shm/tms-remaps")
+	require.NoFileExists(t, fmt.Sprint("/dev/shm/tms-remaps-", os.Geteuid()))
 	text, err := os.ReadFile(taken)
 	require.NoError(t, err)
 	require.Equal(t, "another's", string(text))
@@ -529,7 +529,7 @@ func TestNamesOfAKilledDumpGo(t *testing.T) {
 	require.NoError(t, os.Remove(taken))
 	again, _ := s.restored(t, directory)
 	require.Equal(t, "ok", again.do("check"))
-	require.NoFileExists(t, "/dev/shm/tms-remaps")
+	require.NoFileExists(t, fmt.Sprint("/dev/shm/tms-remaps-", os.Geteuid()))
 }
 
 // CRIU's names in /dev/shm are gone before another snapshot or restore, which may have the same, gets its turn.

@@ -297,10 +297,7 @@ func (b *begun) processes(ctx context.Context, one *Restored) error {
 			return err
 		}
 		restore.Lock = lock
-		if err = putShared(b.Folder(), m.Shared); err == nil {
-			err = noteRemaps(m.Shared)
-		}
-		if err == nil {
+		if err = putListed(b.Folder(), m.Shared); err == nil {
 			err = restore.Run(b.program)
 		}
 		unlock()

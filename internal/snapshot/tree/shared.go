@@ -25,9 +25,10 @@ import (
 const (
 	sharedMemory = "/dev/shm"
 	remap        = "link_remap."
-	// remaps lists names that CRIU has made there, with their inodes: a command that is killed leaves both.
-	remaps = sharedMemory + "/tms-remaps"
 )
+
+// remaps lists names that CRIU has made there for this user, with their inodes: a command that is killed leaves both.
+var remaps = fmt.Sprint(sharedMemory, "/tms-remaps-", os.Geteuid())
 
 // eachShared calls see once for each file in shared memory or without a name that processes have open or mapped, with its
 // path. Memory that processes share is such a file, too.
@@ -125,21 +126,17 @@ func lockShared(ctx context.Context, say func(string)) (lock *os.File, unlock fu
 
 // noteRemaps lists the names that CRIU has made, or will remove after a restore, which are there now.
 func noteRemaps(all []snapshot.Shared) error {
-	var list strings.Builder
-	for _, shared := range all {
-		name := filepath.Base(shared.Name)
-		var is syscall.Stat_t
-		if strings.HasPrefix(name, remap) && syscall.Lstat(filepath.Join(sharedMemory, name), &is) == nil {
-			fmt.Fprintln(&list, is.Ino, name)
-		}
-	}
-	if list.Len() == 0 {
+	list := remapsAmong(all)
+	if list == "" {
 		return nil
 	}
 	_ = os.Remove(remaps) // another user may have made it, and could not have been believed
 	file, err := os.OpenFile(remaps, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("%s cannot be replaced by the list of CRIU's names in shared memory: remove it", remaps)
+	}
 	if err == nil {
-		_, err = file.WriteString(list.String())
+		_, err = file.WriteString(list)
 		err = errors.Join(err, file.Close())
 	}
 	if err != nil {
@@ -148,20 +145,39 @@ func noteRemaps(all []snapshot.Shared) error {
 	return nil
 }
 
-// dropRemaps removes the names that are listed and still of the same files: a restore gets its own. Without the lock they
-// may be another dump's.
+// remapsAmong returns a line for each of CRIU's names that is there now.
+func remapsAmong(all []snapshot.Shared) string {
+	var list strings.Builder
+	for _, shared := range all {
+		name := filepath.Base(shared.Name)
+		var is syscall.Stat_t
+		if strings.HasPrefix(name, remap) && syscall.Lstat(filepath.Join(sharedMemory, name), &is) == nil {
+			fmt.Fprintln(&list, is.Ino, name)
+		}
+	}
+	return list.String()
+}
+
+// dropRemaps removes the names that are listed. Without the lock they may be another dump's.
 func dropRemaps() {
-	file, err := os.OpenFile(remaps, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	// What another user has put there is not believed, nor waited for, as a FIFO would be.
+	file, err := os.OpenFile(remaps, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return
 	}
 	defer file.Close()
 	info, err := file.Stat()
-	if err != nil || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
+	if err != nil || !info.Mode().IsRegular() || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
 		return
 	}
 	text, _ := io.ReadAll(file)
-	for line := range strings.Lines(string(text)) {
+	dropListed(string(text))
+	_ = os.Remove(remaps)
+}
+
+// dropListed removes names that are still of the same files: a restore gets its own.
+func dropListed(list string) {
+	for line := range strings.Lines(list) {
 		inode, name, _ := strings.Cut(strings.TrimSpace(line), " ")
 		path := filepath.Join(sharedMemory, filepath.Base(name))
 		var is syscall.Stat_t
@@ -169,10 +185,20 @@ func dropRemaps() {
 			_ = os.Remove(path)
 		}
 	}
-	_ = os.Remove(remaps)
 }
 
-// putShared puts them there again. A file of that name that is there already stays as it is for whoever has it open.
+// putListed puts a snapshot's files into shared memory, and lists CRIU's names among them for dropRemaps. A full /dev/shm
+// may have room for some of the names and for no list: then the names go at once.
+func putListed(folder string, all []snapshot.Shared) error {
+	err := putShared(folder, all)
+	unlisted := noteRemaps(all)
+	if unlisted != nil {
+		dropListed(remapsAmong(all))
+	}
+	return errors.Join(err, unlisted)
+}
+
+// putShared puts a snapshot's files into shared memory. A file of that name that is there already stays as it is for whoever has it open.
 func putShared(folder string, all []snapshot.Shared) error {
 	put := map[string]string{}
 	for _, shared := range all {
