@@ -157,6 +157,37 @@ func TestConnectionsWithinATree(t *testing.T) {
 	require.Equal(t, "ok", s.do("check"))
 }
 
+// A restore closes connections where one end has sent what the other has not read, because CRIU cannot restore these. The
+// command says so, and the program that goes on keeps them.
+func TestAConnectionWhoseOtherEndReadsSlowly(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) { // the numbers are free at the restore
+		return
+	}
+	ownSockets(t)
+	s := startPython(t, filepath.Join("testdata", "tree.py"))
+	directory := filepath.Join(t.TempDir(), "snapshots")
+	require.Equal(t, "ok", s.do("connect"))
+	taken := parsed[tree.Taken](t, succeeds(t, "snapshot", s.number(), directory, "--json"))
+	require.Empty(t, taken.Note)
+	require.Equal(t, "ok", s.do("flood"))
+	taken = parsed[tree.Taken](t, succeeds(t, "snapshot", s.number(), directory, "--json"))
+	require.Contains(t, taken.Note, "a restore closes the TCP connections between the processes, because one end had sent")
+	for range 10 {
+		require.Equal(t, "ok", s.do("drain"))
+	}
+	require.Equal(t, "ok", s.do("talk"))
+	succeeds(t, "snapshot", s.number(), directory, "--stop")
+	require.Error(t, s.Wait())
+	for _, pid := range taken.Processes {
+		awaitEnd(t, pid)
+	}
+	s, _ = s.restored(t, directory)
+	require.Equal(t, "closed", s.do("drain"))
+	require.Equal(t, "closed", s.do("talk"))
+	require.Equal(t, "ok", s.do("check"))
+}
+
 // alone runs a test in a PID namespace of its own, where the simulator's NVML shows no other program, and reports
 // whether this is the process that runs there.
 func alone(t *testing.T) bool {

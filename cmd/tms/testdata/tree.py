@@ -209,6 +209,37 @@ class Parent:
         inside.close()
         return self.talk()
 
+    def flood(self) -> str:
+        """Starts a child that sends by TCP more than this process reads."""
+        inside = socket.create_server(("127.0.0.1", 0))
+        code = (
+            "import socket, sys\n"
+            "connection = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
+            "connection.setblocking(False)\n"
+            "sent = 0\n"
+            "while True:\n"
+            "    try: sent += connection.send(bytes([*range(256)] * 16)[sent % 256 :])\n"
+            "    except BlockingIOError:\n"
+            "        connection.setblocking(True)\n"
+            "        print(flush=True)\n"
+        )
+        self.sender = subprocess.Popen([sys.executable, "-c", code, str(inside.getsockname()[1])], stdout=subprocess.PIPE)
+        self.flooded, _ = inside.accept()
+        inside.close()
+        self.sender.stdout.readline()
+        self.taken = 0
+        return self.drain()
+
+    def drain(self) -> str:
+        """Reads a part of it, which is as it was sent."""
+        try:
+            part = self.flooded.recv(1000)
+        except OSError:
+            part = b""
+        expected = bytes([*range(256)] * 5)[self.taken % 256 :][: len(part)]
+        self.taken += len(part)
+        return "closed" if not part else "ok" if part == expected else "other"
+
     def talk(self) -> str:
         try:
             self.inside.sendall(b"hello")

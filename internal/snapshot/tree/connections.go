@@ -24,10 +24,12 @@ const mapped4 = "0000000000000000FFFF0000"
 
 func plain(address string) string { return strings.TrimPrefix(address, mapped4) }
 
-// connected reports whether the processes have TCP connections, of which each has both ends in them.
-func connected(processes []snapshot.Process) bool {
+// connected reports whether the processes have TCP connections, of which each has both ends in them, and whether some end
+// has sent what the other one has not taken, as when that reads more slowly: CRIU dumps such a connection, and then cannot
+// restore it.
+func connected(processes []snapshot.Process) (are, waits bool) {
 	if len(processes) == 0 || !criu.KeepsConnections() {
-		return false
+		return false, false
 	}
 	owned := map[string]bool{} // inodes of sockets
 	for _, p := range processes {
@@ -42,24 +44,25 @@ func connected(processes []snapshot.Process) bool {
 	for _, family := range []string{"tcp", "tcp6"} {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", processes[0].PID, family))
 		if err != nil && family == "tcp" {
-			return false
+			return false, false
 		}
 		for line := range strings.Lines(string(text)) {
-			fields := strings.Fields(line) // number, local address, remote address, state, ...
+			fields := strings.Fields(line) // number, local address, remote address, state, bytes to send:to read, ...
 			if len(fields) < 10 || !owned[fields[9]] || fields[3] == listens || fields[3] == closed {
 				continue
 			}
 			if fields[3] != established {
-				return false
+				return false, false
 			}
+			waits = waits || !strings.HasPrefix(fields[4], "00000000:")
 			ends[plain(fields[1])+" "+plain(fields[2])] = true
 		}
 	}
 	for end := range ends {
 		local, remote, _ := strings.Cut(end, " ")
 		if !ends[remote+" "+local] {
-			return false
+			return false, false
 		}
 	}
-	return len(ends) > 0
+	return len(ends) > 0, waits
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -16,11 +17,17 @@ import (
 // without the child.
 func TestConnected(t *testing.T) {
 	if !criu.KeepsConnections() {
-		require.False(t, connected([]snapshot.Process{{PID: os.Getpid()}}))
+		are, _ := connected([]snapshot.Process{{PID: os.Getpid()}})
+		require.False(t, are)
 		return
 	}
 	own := []snapshot.Process{{PID: os.Getpid()}}
-	require.False(t, connected(own))
+	asked := func(processes []snapshot.Process) (is [2]bool) {
+		is[0], is[1] = connected(processes)
+		return is
+	}
+	none, all, waiting := [2]bool{}, [2]bool{true, false}, [2]bool{true, true}
+	require.Equal(t, none, asked(own))
 	listener, err := net.Listen("tcp", ":0")
 	require.NoError(t, err)
 	defer listener.Close()
@@ -29,7 +36,13 @@ func TestConnected(t *testing.T) {
 	server, err := listener.Accept()
 	require.NoError(t, err)
 	defer server.Close()
-	require.True(t, connected(own))
+	require.Equal(t, all, asked(own))
+	require.NoError(t, client.SetWriteDeadline(time.Now().Add(100*time.Millisecond)))
+	for err == nil {
+		_, err = client.Write(make([]byte, 1<<20))
+	}
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded) // the other end reads nothing
+	require.Equal(t, waiting, asked(own))
 
 	end, err := client.(*net.TCPConn).File()
 	require.NoError(t, err)
@@ -40,6 +53,6 @@ func TestConnected(t *testing.T) {
 	defer func() { _ = child.Process.Kill() }()
 	require.NoError(t, end.Close())
 	require.NoError(t, client.Close())
-	require.False(t, connected(own))
-	require.True(t, connected(append(own, snapshot.Process{PID: child.Process.Pid})))
+	require.Equal(t, none, asked(own))
+	require.Equal(t, waiting, asked(append(own, snapshot.Process{PID: child.Process.Pid})))
 }

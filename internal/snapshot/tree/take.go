@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -51,7 +52,7 @@ type Taken struct {
 	// Memory has of the processes' private memory what Progress has of the contents.
 	Memory snapshot.Progress `json:"memory"`
 	Images int64             `json:"image_bytes"` // of CRIU's other files
-	// Note says why the program stood still for longer than it must, or "".
+	// Note says why the program stood still for longer than it must, and why its TCP connections do not come back; or "".
 	Note string `json:"note,omitempty"`
 	// Warning says why the program does not go on, although its snapshot is complete; or "".
 	Warning string `json:"warning,omitempty"`
@@ -144,7 +145,8 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	}
 	defer staging.close()
 	taken.Note = staging.note
-	d := dumping{connected: connected(tree.now()), Take: t, tree: tree, group: g, program: program, images: staging.images, work: work,
+	keeps, _ := connected(tree.now())
+	d := dumping{connected: keeps, Take: t, tree: tree, group: g, program: program, images: staging.images, work: work,
 		lock: lock}
 	var still *Tree // as CRIU has it
 	shared := func() (err error) {
@@ -155,7 +157,9 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 			manifest.Shared, err = saveShared(still, staging.path)
 		}
 		if err == nil {
-			manifest.Connected = d.connected && connected(still.Processes)
+			are, waits := connected(still.Processes)
+			manifest.Connected = d.connected && are && !waits
+			taken.noteClosed(d.connected, are, waits)
 			err = noteRemaps(manifest.Shared)
 		}
 		return err
@@ -251,6 +255,18 @@ func both(err, left error) error {
 func (t *Taken) warn(left error) {
 	if left != nil {
 		t.Warning = fmt.Sprintf("the snapshot is complete, but the program does not go on: %v", left)
+	}
+}
+
+// noteClosed notes that a restore closes connections which CRIU has dumped.
+func (t *Taken) noteClosed(dumped, are, waits bool) {
+	because := "others were opened or closed while the snapshot was taken"
+	if waits {
+		because = "one end had sent what the other had not read"
+	}
+	if dumped && (!are || waits) {
+		words := "a restore closes the TCP connections between the processes, because " + because
+		t.Note = strings.TrimPrefix(t.Note+"; "+words, "; ")
 	}
 }
 
