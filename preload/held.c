@@ -335,11 +335,16 @@ static int begin(void);
 
 HIDDEN int held_end(double seconds)
 {
-	if (atomic_load(&at_work) != NOTHING)
+	int doing = NOTHING;
+	if (!atomic_compare_exchange_strong(&at_work, &doing, ENDING))
 		return error_fail(ERROR_NOT_READY, "NVML is still being ended or begun again for an earlier snapshot. Take this "
 						   "one later");
-	if (atomic_load(&held))
+	doing = ENDING;
+	if (atomic_load(&held)) {
+		atomic_store(&at_work, NOTHING);
 		return SUCCESS;
+	}
+	begun = 0;
 	find();
 	fork_mark_set(&holding);
 	atomic_store(&held, 1);
@@ -349,22 +354,20 @@ HIDDEN int held_end(double seconds)
 		clock_gettime(CLOCK_MONOTONIC, &now);
 		if ((double)(now.tv_sec - start.tv_sec) + 1e-9 * (double)(now.tv_nsec - start.tv_nsec) > seconds) {
 			let_go();
+			atomic_store(&at_work, NOTHING);
 			return error_fail(ERROR_NOT_READY,
 					  "NVML cannot be ended for a snapshot: a thread of the program was in %s for %.1f s. Take "
 					  "the snapshot when it has returned", calls[at].name, seconds);
 		}
 		nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
 	}
-	begun = 0;
-	if (!real.end || !real.init || atomic_load(&times) <= 0)
-		return SUCCESS;
-	int doing = ENDING;
-	atomic_store(&at_work, doing);
-	pthread_mutex_lock(&stepping);
-	look(true);
-	pthread_mutex_unlock(&stepping);
-	while (atomic_load(&at_work) == ENDING && begun < BEGUN_MOST && end_once())
-		;
+	if (real.end && real.init && atomic_load(&times) > 0) {
+		pthread_mutex_lock(&stepping);
+		look(true);
+		pthread_mutex_unlock(&stepping);
+		while (atomic_load(&at_work) == ENDING && begun < BEGUN_MOST && end_once())
+			;
+	}
 	if (atomic_compare_exchange_strong(&at_work, &doing, NOTHING))
 		return SUCCESS;
 	int code = begin();

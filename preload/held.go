@@ -67,7 +67,7 @@ func copiesOfNVML() (copies []string) {
 // endNVML ends NVML in the process, so that no file of its stays open. The program's calls wait until beginNVML. NVML may
 // wait for the loader's lock, and the thread that has the lock for the end of this pause: so the wait has an end.
 func (t *task) endNVML() error {
-	limit := max(nvmlTime, control.Seconds(t.Request.TimeoutSeconds()))
+	limit := max(2*nvmlTime, control.Seconds(t.Request.TimeoutSeconds()))
 	ended, late := inTime(limit, func() C.int { return C.held_end(C.double(nvmlTime.Seconds())) })
 	if !late || !bool(C.held_end_in_vain()) {
 		return <-ended

@@ -242,7 +242,9 @@ def test_a_snapshot_of_a_user_is_refused(house: House, tmp_path: Path) -> None:
         if program is maker:
             program.does("attached()")
         pid = str(program.process.pid)
-        done = house.command("snapshot", pid, str(tmp_path / "snapshots"), "--force", TMS_CRIU=str(criu))
+        done = house.command(
+            "snapshot", pid, str(tmp_path / "snapshots"), "--force", TMS_CRIU=str(criu)
+        )
         assert done.returncode != 0
         assert "memory of a set (tms.kept)" in done.stderr
         assert program.run("value()") == 7
