@@ -113,6 +113,7 @@ func TestAPauseToFilesInMemory(t *testing.T) {
 	require.NoError(t, s.Prepare([]string{"t"})()) // pinned copies are given up, since a snapshot takes files alone
 	for range 2 {
 		require.NoError(t, pause(s.Engine, s.options))
+		s.Drain()
 		require.Less(t, s.sim.Stat("registered_bytes"), uint64(mib)) // the hashes alone
 		require.Equal(t, [2]uint64{52 * mib, 0}, kept(t, s.Engine))
 		before := map[int][]byte{}
