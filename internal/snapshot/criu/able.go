@@ -47,8 +47,16 @@ func Able(ctx context.Context) (p *Program, do string, lacks error) {
 // AnyUser reports whether programs of other users can be dumped, too.
 func AnyUser() bool { return has(unix.CAP_SYS_RESOURCE) }
 
-// KeepsConnections reports whether TCP connections can be dumped and made again. (TCP_REPAIR)
-func KeepsConnections() bool { return has(unix.CAP_NET_ADMIN) }
+// KeepsConnections reports whether TCP connections can be dumped and made again. A capability does not say so: in a user
+// namespace it may be there, and not hold for the network. (TCP_REPAIR)
+func KeepsConnections() bool {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(socket)
+	return unix.SetsockoptInt(socket, unix.IPPROTO_TCP, unix.TCP_REPAIR, 1) == nil
+}
 
 // has reports whether this process has a capability.
 func has(number int) bool {
