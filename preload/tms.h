@@ -382,7 +382,8 @@ int tms_kept_settle(tms_kept *set);
 /* Lets others (tms kept advance) move an attached set, between two steps of the program. keeps: such an
  * advance keeps the version before. All work on the set then lies between a begin and an end, in any thread. A begin
  * waits while a set is moved, unless it lies within a step of its thread, and a move waits until no step is in progress
- * and the devices have done their work. */
+ * and the devices have done their work. A thread may end another one's step, but not within a step of its own: that step
+ * counts as ended then, so a begin within it waits for the move, and the move for it, until the move's timeout. */
 int tms_kept_follow(tms_kept *set, int keeps);
 void tms_kept_step_begin(void);
 void tms_kept_step_end(void);
