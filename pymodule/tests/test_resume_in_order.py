@@ -24,7 +24,6 @@ class Tensor:
         self.contents = os.urandom(size)
         cuda.write(self.pointer, self.contents)
         self.storage = Storage(self.pointer, size)
-    def data_ptr(self): return self.pointer + 512
     def untyped_storage(self): return self.storage
     def is_back(self): return cuda.read(self.pointer, len(self.contents)) == self.contents
 
@@ -125,7 +124,7 @@ TENSORS = """
 first, last = Tensor(), Tensor()
 class Elsewhere:
     is_cuda = False
-    def data_ptr(self): return 1
+    def untyped_storage(self): raise AssertionError("it is not on a GPU")
 class Wrapped(Elsewhere):
     is_cuda = True
     def untyped_storage(self): raise NotImplementedError
@@ -135,11 +134,28 @@ assert last.is_back() and first.is_back()
 tms.resume("t", order=[])
 """
 
+NEITHER = """
+def refuses(call, given):
+    try:
+        call(given)
+    except TypeError as error:
+        assert "odule" in str(error), error
+    else:
+        raise SystemExit(f"{given} was taken")
+for given in Storage(1, 2), Module, Tensor:
+    refuses(lambda given: tms.resume("t", order=[given]), given)
+    refuses(tms.first_runs, given)
+"""
+
 
 @pytest.mark.parametrize("program", [RUNS, FAILS, TENSORS], ids=["runs", "fails", "tensors"])
 def test_modules_wait_for_their_memory(program: str) -> None:
     both = f"{BUILD}/lib/libtms.so {BUILD}/lib/libtms_reach.so"
     children.output(MODULES + program, LD_PRELOAD=both)
+
+
+def test_what_is_neither_tensor_nor_module_is_refused() -> None:
+    children.output(MODULES + NEITHER)
 
 
 def test_without_a_gate_all_is_back_at_once() -> None:

@@ -65,7 +65,7 @@ class Order:
             raise TypeError(f"order must be a list of tensors and modules, not {shown(given)}")
         self._given: list[Any] = list(given)
         for each in self._given:
-            if not (_is_module(each) or hasattr(each, "data_ptr")):
+            if not (_is_module(each) or _has(each, "untyped_storage")):
                 raise TypeError(f"order has {shown(each)}, which is no tensor and no module")
         self._listed = {id(each) for each in self._given}
         ranges = [
@@ -134,4 +134,8 @@ class _Range(ctypes.Structure):
 
 
 def _is_module(each: Any) -> bool:
-    return hasattr(each, "register_forward_pre_hook")
+    return _has(each, "register_forward_pre_hook")
+
+
+def _has(each: Any, method: str) -> bool:
+    return not isinstance(each, type) and hasattr(each, method)
