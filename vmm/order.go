@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -118,7 +119,7 @@ func (e *Engine) steps(segments []*segment, ranges []OrderedRange) (at map[*segm
 	ranges = slices.Clone(ranges)
 	slices.SortFunc(ranges, func(x, y OrderedRange) int { return cmp.Compare(x.Address, y.Address) })
 	slices.SortFunc(segments, func(x, y *segment) int { return cmp.Compare(x.address, y.address) })
-	given, last := map[*segment]int{}, 0
+	given, last := map[*segment]int{nil: 0}, 0  // the first step comes always
 	bytes, total := map[int]uint64{}, uint64(0) // of each step after the first, and of all
 	var open []OrderedRange                     // that begin before the end of a segment, and may reach into it
 	var p pace
@@ -140,7 +141,7 @@ func (e *Engine) steps(segments []*segment, ranges []OrderedRange) (at map[*segm
 		p.yield(e, 1+len(open))
 	}
 	joined, sum := map[int]int{}, uint64(0)
-	for step := range last + 1 {
+	for _, step := range slices.Compact(slices.Sorted(maps.Values(given))) {
 		joined[step] = len(ends)
 		if sum += bytes[step]; step == 0 || step == last || sum >= total/timesMost {
 			ends, sum = append(ends, step), 0

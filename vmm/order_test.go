@@ -1,6 +1,7 @@
 package vmm_test
 
 import (
+	"math"
 	"slices"
 	"testing"
 
@@ -118,6 +119,22 @@ func TestResumeInOrder(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, stats.Devices[0].Resumes.Count)
 	require.EqualValues(t, 6*size, stats.Devices[0].Resumes.Bytes)
+}
+
+// A step's number says nothing but its place in the order.
+func TestAnyStep(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	const size = 4 << 20
+	all := filled(t, engine, 2, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
+	require.NoError(t, pause(engine, vmm.Options{}))
+	var steps []int
+	_, err := engine.ResumeInOrder(vmm.Options{}, vmm.Order{
+		Ranges: []vmm.OrderedRange{{Address: all[0], Size: size, Step: math.MaxInt}},
+		Back:   func(step int, _ uint64) { steps = append(steps, step) },
+	})
+	require.NoError(t, err)
+	require.Equal(t, []int{0, math.MaxInt}, steps)
+	requireAll(t, all, size)
 }
 
 // A pause, a resume and a free that come in the middle find each piece paused or back.
