@@ -54,8 +54,9 @@ static int wait_until_open(const struct gate_call *call)
 	gate_leave_capture(gate_enter_capture(call, NULL));
 	if (!gate_is_closed() || !gate_refuses())
 		return SUCCESS;
-	return error_fail(ERROR_ILLEGAL_STATE, "this process is paused and was told to end, and its memory cannot come "
-					       "back now; tms resume %d brings it back", (int)getpid());
+	return error_fail(ERROR_ILLEGAL_STATE, "this process is paused, and calls that would wait fail, because it was told "
+					       "to end or a resume in an order has failed; tms resume %d brings its "
+					       "memory back", (int)getpid());
 }
 
 HIDDEN int gate_before_allocation(void)

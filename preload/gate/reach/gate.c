@@ -123,12 +123,13 @@ HIDDEN void gate_let_in(uint64_t number)
 	let_in_to = number;
 }
 
-/* Reports whether a call passes in the order that is in progress. A graph may use any memory. A name that is not the
- * driver's stands for a wait until the gate is open. */
+/* Reports whether a call passes in the order that is in progress. A graph may use any memory, and nothing looks at
+ * where cuFileRead and its kin write. A name that is not the driver's stands for a wait until the gate is open. */
 static bool is_let_in(const struct gate_call *call)
 {
 	return call->kind == WORK && let_in_to && let_in_to == atomic_load_explicit(&order, memory_order_relaxed) &&
-	       strncmp(call->name, "cu", 2) == 0 && strncmp(call->name, "cuGraph", 7) != 0;
+	       strncmp(call->name, "cu", 2) == 0 && strncmp(call->name, "cuGraph", 7) != 0 &&
+	       strncmp(call->name, "cuFile", 6) != 0;
 }
 
 static bool is_open(uint32_t state, const struct gate_call *call, enum gate_kind kind)
