@@ -9,6 +9,7 @@ import (
 	"time"
 	"unsafe"
 
+	"tms/internal/aid/guard"
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
@@ -35,6 +36,7 @@ func orderOf(asked *C.struct_operation_transition) (ranges []vmm.OrderedRange) {
 func (o *orderedResumeOperation) run(p *Process, e *vmm.Engine) (bytes uint64, err error) {
 	bytes, err = p.resumeInOrder(e, o)
 	if err == nil {
+		p.socket.Outside().Resumed()
 		return bytes, nil
 	}
 	words := fmt.Sprintf("a resume brings all back before it returns, not in the order that it was given: %v", err)
@@ -54,10 +56,19 @@ type firstStep struct {
 	err   error
 }
 
+// freeForOrder returns an error where something keeps the gate closed for longer than an order: the order would let
+// threads in to what that keeps paused.
+func freeForOrder(e *vmm.Engine) error {
+	if bool(C.checkpoint_asked()) || e.Records().Gated() {
+		return errors.New("a gated pause, or an order that has failed, keeps memory paused")
+	}
+	return nil
+}
+
 // resumeInOrder returns when the first step is back, and how many bytes that was. After an error nothing has changed.
 func (p *Process) resumeInOrder(e *vmm.Engine, o *orderedResumeOperation) (uint64, error) {
-	if bool(C.checkpoint_asked()) || e.Records().Gated() {
-		return 0, errors.New("a gated pause, or an order that has failed, keeps memory paused")
+	if err := freeForOrder(e); err != nil {
+		return 0, err
 	}
 	if !C.operation_has_threads() {
 		return 0, errors.New("the process cannot make more threads")
@@ -83,19 +94,26 @@ func (p *Process) resumeInOrder(e *vmm.Engine, o *orderedResumeOperation) (uint6
 // bringBack resumes while the gate is closed. It lets threads in step by step, from the first step on, and tells first
 // when those may go on.
 func (p *Process) bringBack(e *vmm.Engine, o *orderedResumeOperation, first chan<- firstStep) (uint64, error) {
+	if err := freeForOrder(e); err != nil { // a gated pause has ended since
+		return 0, err
+	}
 	options, begun := o.options, false
 	options.Barred = p.socket.Outside().Covers
 	p.findPlaces(e)
-	mapped, err := e.ResumeInOrder(options, vmm.Order{Ranges: o.ranges, Back: func(step int, mapped uint64) {
-		switch {
-		case begun:
-			C.order_goes_on(C.int(step))
-		case e.Records().Gated(): // else all is back
-			begun = true
-			p.beginOrder(o.number, step)
-			first <- firstStep{mapped, nil}
-		}
-	}})
+	mapped := uint64(0)
+	err := guard.Call(func() (err error) { // after a panic, too, calls must not wait for what does not come
+		mapped, err = e.ResumeInOrder(options, vmm.Order{Ranges: o.ranges, Back: func(step int, mapped uint64) {
+			switch {
+			case begun:
+				C.order_goes_on(C.int(step))
+			case e.Records().Gated(): // else all is back
+				begun = true
+				p.beginOrder(o.number, step)
+				first <- firstStep{mapped, nil}
+			}
+		}})
+		return err
+	})
 	if begun && err != nil {
 		p.failOrder(err)
 	}

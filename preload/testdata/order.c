@@ -1,5 +1,5 @@
 /* A resume with an order lets a thread go on that waits for each step, and holds up all others until all is back.
- * Nothing reads memory whose contents are not back. argument: the part. */
+ * Nothing reads memory whose contents are not back. arguments: the part; for "storage" also a copy of libcufile. */
 #include "host.h"
 
 enum { SIZE = 4 * MIB, PIECES = 4, STEPS = PIECES - 1, WORDS = 64, ILLEGAL_STATE = 401 };
@@ -219,6 +219,34 @@ static void steps(void)
 	all_is_back();
 }
 
+static long (*read_file)(void *file, void *base, size_t size, long file_offset, long offset);
+
+static int read_first_byte(void *memory)
+{
+	static char byte;
+	byte = *(char *)memory;
+	return read_file(&byte, memory, 1, 0, 0) == 1 ? 0 : 1;
+}
+
+static int enter_and_read(void *memory)
+{
+	return let_in(read_first_byte, memory);
+}
+
+/* A read of a file by libcufile, of which this is a copy, waits until all is back. */
+static void storage(const char *copy)
+{
+	void *library = dlopen(copy, RTLD_NOW);
+	CHECK(library && (read_file = (long (*)(void *, void *, size_t, long, long))dlsym(library, "cuFileRead")));
+	begin();
+	let_one_come();
+	struct worker *reads = give(enter_and_read, all[0]);
+	held_up(reads);
+	sim_clear_failures();
+	ended(reads, 0);
+	all_is_back();
+}
+
 /* A thread that leaves is held up again. */
 static int enter_leave_and_add(void *word)
 {
@@ -259,6 +287,8 @@ static void failing(void)
 	FAILS(tms_order_enter(number, 1), 2, "was to bring memory back in an order, and has failed");
 	CHECK(strstr(tms_last_error(), "is paused with its contents"));
 	EXPECT(add_to(all[1]), ILLEGAL_STATE);
+	EXPECT(copy_from(all[3]), ILLEGAL_STATE);
+	CHECK(strstr(tms_last_error(), "a resume in an order has failed"));
 	CHECK(!tms_order_is_over(number));
 	sim_clear_failures();
 	EXPECT(tms_resume("t"), 0);
@@ -343,6 +373,39 @@ static void others(void)
 	sim_clear_failures();
 	ended(w, 0);
 	CHECK(number != last && tms_order_is_over(last));
+	all_is_back();
+}
+
+static int pause_other(void *unused)
+{
+	(void)unused;
+	return tms_pause_gated("other", 600);
+}
+
+/* A gated pause of another tag ends while the resume waits for its turn at the gate: there is no order then, and the
+ * gate keeps the program from what that pause has taken. */
+static void behind(void)
+{
+	char *other = pausable(SIZE, "other", true);
+	fill(other, SIZE, 9);
+	EXPECT(add_to(other), 0);
+	EXPECT(cudaDeviceSynchronize(), 0);
+	make();
+	before = fired();
+	sim_fail("cuMemcpyDtoHAsync", 1, -2);
+	struct worker *pauses = give(pause_other, NULL);
+	stands();
+	struct worker *resumes = give(resume_again, NULL);
+	waits(resumes);
+	sim_clear_failures();
+	ended(pauses, 0), ended(resumes, 0);
+	CHECK(tms_order_is_over(number));
+	CHECK(stats_say("\"paused_bytes\":4194304"));
+	EXPECT(tms_order_enter(number, 0), 0);
+	struct worker *adds = give(add_to, other);
+	held_up(adds);
+	EXPECT(tms_resume("other"), 0);
+	ended(adds, 0);
 	all_is_back();
 }
 
@@ -431,8 +494,13 @@ static void arguments(void)
 int main(int argc, char **argv)
 {
 	CHECK(argc > 1);
+	if (argc > 2) {
+		storage(argv[2]);
+		return 0;
+	}
 	CHECK(RUN_PART(argv[1], {"steps", steps}, {"leaving", leaving}, {"failing", failing},
-		       {"failing and freed", failing_and_freed}, {"others", others}, {"freed", freed}, {"forked", forked},
+		       {"failing and freed", failing_and_freed}, {"others", others}, {"behind", behind}, {"freed", freed},
+		       {"forked", forked},
 		       {"reset", was_reset}, {"exits", exits}, {"killed", killed}, {"busy", busy}, {"not held", not_held},
 		       {"arguments", arguments}));
 	return 0;
