@@ -22,7 +22,7 @@
 
 enum { DEVICES = 64, UUID = 96, BEGUN_MOST = 1 << 16, ERROR_NOT_READY = 600, FORK_WAITS = 10 /* seconds */ };
 
-static _Atomic uint32_t held;	  /* calls wait */
+static _Atomic uint32_t held;	  /* the number of the snapshot for which calls wait, or 0 */
 static struct fork_mark holding; /* the process that holds them: a child has no thread that ends this */
 static _Atomic pid_t beginner;	  /* the process in which a thread begins NVML again */
 static unsigned begun;		  /* how often it is still to be begun again */
@@ -30,12 +30,19 @@ static _Atomic int at_work;	  /* what a thread does, which may wait for the load
 enum { NOTHING, ENDING, ENDING_IN_VAIN, BEGINNING };
 static _Atomic int times;	  /* how often the program has begun it, by the functions below, and not ended it */
 
-static struct device {
-	char uuid[UUID];
-	uintptr_t given, now; /* to the program, and by NVML */
-} devices[DEVICES];
-static _Atomic int device_count;
-static _Atomic bool differ; /* some given handle is no longer NVML's */
+/* The handles of devices, by which calls translate. A look makes another table. There are three, because a snapshot looks
+ * twice, and calls that went on without NVML may still read the table from before. */
+struct handles {
+	int count;
+	bool differ; /* some given handle is no longer NVML's */
+	struct device {
+		char uuid[UUID];
+		uintptr_t given, now; /* to the program, and by NVML */
+	} devices[DEVICES];
+};
+enum { TABLES = 3 };
+static struct handles tables[TABLES];
+static struct handles *_Atomic handles; /* the last, or NULL */
 
 /* One step of an end or a beginning, which a fork waits for: a child would have NVML's lock, and no thread that frees
  * it. Recursive, because NVML itself may fork while it begins (nvidia-modprobe). */
@@ -63,12 +70,13 @@ static void enter(int at)
 {
 	for (;;) {
 		atomic_fetch_add(&inside[at], 1);
-		if (likely(!atomic_load(&held)))
+		uint32_t snapshot = atomic_load(&held);
+		if (likely(!snapshot))
 			return;
 		atomic_fetch_sub(&inside[at], 1);
 		int error = errno;
 		if (!fork_happened(&holding) || !begin_in_child()) /* a bare system call: a cancelled thread must not end here */
-			syscall(SYS_futex, &held, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
+			syscall(SYS_futex, &held, FUTEX_WAIT_PRIVATE, snapshot, NULL, NULL, 0);
 		errno = error;
 	}
 }
@@ -108,6 +116,8 @@ static void after_fork_in_child(void)
 	atomic_store(&at_work, NOTHING); /* that thread is not here, nor are others */
 	for (int at = 0; at < CALLS; at++)
 		atomic_store(&inside[at], 0);
+	if (begun > 0 && !atomic_load(&held))
+		atomic_store(&held, 1); /* the parent's calls went on without NVML; the child's first begins it */
 }
 
 static int in_progress(void)
@@ -120,26 +130,27 @@ static int in_progress(void)
 
 static uintptr_t there(uintptr_t given)
 {
-	for (int i = 0; unlikely(atomic_load(&differ)) && i < device_count; i++)
-		if (devices[i].given == given)
-			return devices[i].now;
+	const struct handles *known = atomic_load(&handles);
+	for (int i = 0; unlikely(known && known->differ) && i < known->count; i++)
+		if (known->devices[i].given == given)
+			return known->devices[i].now;
 	return given;
 }
 
-static void here(uintptr_t *handles, unsigned count)
+static void here(uintptr_t *found, unsigned count)
 {
-	for (unsigned at = 0; unlikely(atomic_load(&differ)) && handles && at < count; at++)
-		for (int i = 0; i < device_count; i++)
-			if (devices[i].now == handles[at]) {
-				handles[at] = devices[i].given;
+	const struct handles *known = atomic_load(&handles);
+	for (unsigned at = 0; unlikely(known && known->differ) && found && at < count; at++)
+		for (int i = 0; i < known->count; i++)
+			if (known->devices[i].now == found[at]) {
+				found[at] = known->devices[i].given;
 				break;
 			}
 }
 
 static void forget_handles(void)
 {
-	atomic_store(&differ, false);
-	atomic_store(&device_count, 0);
+	atomic_store(&handles, NULL);
 }
 
 /* Notes that a call of the program has begun NVML, or ended it. No handle from before its last end is one. */
@@ -289,6 +300,7 @@ HIDDEN const char *held_unseen(void)
 static void look(bool before)
 {
 	static struct device now[DEVICES];
+	static unsigned made;
 	unsigned found = 0, count = 0;
 	if (!real.by_index || !real.uuid || !real.count || real.count(&count) != SUCCESS)
 		return;
@@ -296,30 +308,41 @@ static void look(bool before)
 		if (real.by_index(i, &now[found].now) == SUCCESS &&
 		    real.uuid(now[found].now, now[found].uuid, UUID) == SUCCESS)
 			found++;
-	for (int i = 0; before && i < device_count; i++)
+	struct handles *known = atomic_load(&handles), *next = &tables[made++ % TABLES];
+	const struct handles *kept = known;
+	for (int i = 0; before && kept && i < kept->count; i++)
 		for (unsigned at = 0; at < found; at++)
-			if (strcmp(devices[i].uuid, now[at].uuid) == 0 && devices[i].now != now[at].now)
-				forget_handles(); /* the program has begun NVML since, and has other handles */
-	bool other = false;
-	for (int i = 0; i < device_count; i++) {
+			if (strcmp(known->devices[i].uuid, now[at].uuid) == 0 && known->devices[i].now != now[at].now)
+				kept = NULL; /* the program has begun NVML since, and has other handles */
+	next->count = 0;
+	if (kept)
+		*next = *kept;
+	next->differ = false;
+	for (int i = 0; i < next->count; i++) {
+		struct device *device = &next->devices[i];
 		if (i < (int)found)
-			devices[i].now = now[i].now;
+			device->now = now[i].now;
 		for (unsigned at = 0; at < found; at++)
-			if (strcmp(devices[i].uuid, now[at].uuid) == 0)
-				devices[i].now = now[at].now;
-		other |= devices[i].now != devices[i].given;
+			if (strcmp(device->uuid, now[at].uuid) == 0)
+				device->now = now[at].now;
+		next->differ |= device->now != device->given;
 	}
-	for (unsigned at = 0; at < found && device_count == (int)at; at++) {
-		devices[device_count] = now[at];
-		devices[device_count++].given = now[at].now;
+	for (unsigned at = 0; at < found && next->count == (int)at; at++) {
+		next->devices[at] = now[at];
+		next->devices[next->count++].given = now[at].now;
 	}
-	atomic_store(&differ, other);
+	atomic_compare_exchange_strong(&handles, &known, next); /* else the program has ended NVML */
+}
+
+static void wake(void)
+{
+	syscall(SYS_futex, &held, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 static void let_go(void)
 {
 	atomic_store(&held, 0);
-	syscall(SYS_futex, &held, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+	wake();
 }
 
 static bool end_once(void)
@@ -333,41 +356,45 @@ static bool end_once(void)
 
 static int begin(void);
 
-HIDDEN int held_end(double seconds)
+HIDDEN int held_hold(double seconds)
 {
-	int doing = NOTHING;
-	if (!atomic_compare_exchange_strong(&at_work, &doing, ENDING))
+	static uint32_t snapshot = 1;
+	if (atomic_load(&at_work) != NOTHING)
 		return error_fail(ERROR_NOT_READY, "NVML is still being ended or begun again for an earlier snapshot. Take this "
 						   "one later");
-	doing = ENDING;
-	if (atomic_load(&held)) {
-		atomic_store(&at_work, NOTHING);
+	if (atomic_load(&held))
 		return SUCCESS;
-	}
 	begun = 0;
 	find();
 	fork_mark_set(&holding);
-	atomic_store(&held, 1);
+	atomic_store(&held, snapshot += 2); /* which is never 0 */
 	struct timespec start, now;
 	clock_gettime(CLOCK_MONOTONIC, &start);
 	for (int at; (at = in_progress()) < CALLS;) {
 		clock_gettime(CLOCK_MONOTONIC, &now);
 		if ((double)(now.tv_sec - start.tv_sec) + 1e-9 * (double)(now.tv_nsec - start.tv_nsec) > seconds) {
 			let_go();
-			atomic_store(&at_work, NOTHING);
 			return error_fail(ERROR_NOT_READY,
 					  "NVML cannot be ended for a snapshot: a thread of the program was in %s for %.1f s. Take "
 					  "the snapshot when it has returned", calls[at].name, seconds);
 		}
 		nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
 	}
-	if (real.end && real.init && atomic_load(&times) > 0) {
-		pthread_mutex_lock(&stepping);
-		look(true);
-		pthread_mutex_unlock(&stepping);
-		while (atomic_load(&at_work) == ENDING && begun < BEGUN_MOST && end_once())
-			;
-	}
+	if (real.end && real.init && atomic_load(&times) > 0)
+		atomic_store(&at_work, ENDING);
+	return SUCCESS;
+}
+
+HIDDEN int held_end(void)
+{
+	int doing = ENDING;
+	if (atomic_load(&at_work) == NOTHING)
+		return SUCCESS;
+	pthread_mutex_lock(&stepping);
+	look(true);
+	pthread_mutex_unlock(&stepping);
+	while (atomic_load(&at_work) == ENDING && begun < BEGUN_MOST && end_once())
+		;
 	if (atomic_compare_exchange_strong(&at_work, &doing, NOTHING))
 		return SUCCESS;
 	int code = begin();
@@ -437,18 +464,25 @@ HIDDEN int held_begin(void)
 	atomic_store(&at_work, NOTHING);
 	if (code != SUCCESS)
 		return code;
-	if (atomic_load(&differ) && atomic_load(&has_unseen) == 2)
+	const struct handles *known = atomic_load(&handles);
+	if (known && known->differ && atomic_load(&has_unseen) == 2)
 		return error_fail(ERROR_OPERATING_SYSTEM,
 				  "NVML gives its devices other handles than before the snapshot, and %s: the program must ask "
 				  "for them again", unseen);
 	return SUCCESS;
 }
 
-HIDDEN bool held_begins(void)
+HIDDEN uint32_t held_snapshot(void)
 {
-	if (atomic_load(&at_work) != BEGINNING)
+	return atomic_load(&held);
+}
+
+/* By the snapshot's number, because its thread may have let the calls go, and those of another snapshot wait now. */
+HIDDEN bool held_go_on(uint32_t snapshot)
+{
+	if (atomic_load(&at_work) == NOTHING || !snapshot || !atomic_compare_exchange_strong(&held, &snapshot, 0))
 		return false;
-	let_go();
+	wake();
 	return true;
 }
 

@@ -67,39 +67,60 @@ func copiesOfNVML() (copies []string) {
 // endNVML ends NVML in the process, so that no file of its stays open. The program's calls wait until beginNVML. NVML may
 // wait for the loader's lock, and the thread that has the lock for the end of this pause: so the wait has an end.
 func (t *task) endNVML() error {
-	limit := max(2*nvmlTime, control.Seconds(t.Request.TimeoutSeconds()))
-	ended, late := inTime(limit, func() C.int { return C.held_end(C.double(nvmlTime.Seconds())) })
-	if !late || !bool(C.held_end_in_vain()) {
+	if err := helped(func() C.int { return C.held_hold(C.double(nvmlTime.Seconds())) }); err != nil {
+		return err
+	}
+	snapshot := C.held_snapshot()
+	ended := started(func() C.int { return C.held_end() })
+	limit := max(nvmlTime, control.Seconds(t.Request.TimeoutSeconds()))
+	if !isLate(ended, limit) || !bool(C.held_end_in_vain()) {
 		return <-ended
 	}
-	go logged(ended)
+	go func() {
+		if isLate(ended, nvmlBegins) { // the thread with the loader's lock may be one whose call waits
+			goOn(snapshot)
+		}
+		logged(ended)
+	}()
 	return cuda.Refuse(cuda.NotReady, "NVML has not ended in time for a snapshot: nvmlShutdown has not returned. A library that "+
 		"was being loaded may have been in its way: take the snapshot again")
 }
 
 // beginNVML begins it again, as often as it was begun. What fails is a line on stderr: the program goes on without.
 func beginNVML() {
-	begun, late := inTime(nvmlBegins, func() C.int { return C.held_begin() })
-	if late && bool(C.held_begins()) {
-		goruntime.Log("NVML has not begun again in time after a snapshot: the program's calls of it may fail until it has")
+	snapshot := C.held_snapshot()
+	begun := started(func() C.int { return C.held_begin() })
+	if isLate(begun, nvmlBegins) && goOn(snapshot) {
 		go logged(begun)
 		return
 	}
 	logged(begun)
 }
 
-// inTime makes a call, and reports whether it has not returned in time.
-func inTime(limit time.Duration, call func() C.int) (returned <-chan error, late bool) {
+// goOn lets the calls go that wait for NVML after that snapshot, and reports whether they did wait.
+func goOn(snapshot C.uint32_t) bool {
+	if !bool(C.held_go_on(snapshot)) {
+		return false
+	}
+	goruntime.Log("NVML has not begun again in time after a snapshot: the program's calls of it may fail until it has")
+	return true
+}
+
+// started makes a call on another goroutine. The channel has room for its result.
+func started(call func() C.int) chan error {
 	result := make(chan error, 1)
 	go func() { result <- helped(call) }()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
+	return result
+}
+
+// isLate reports whether no result has come in time. A result stays in the channel.
+func isLate(result chan error, limit time.Duration) bool {
 	select {
 	case err := <-result:
 		result <- err
-		return result, false
-	case <-timer.C:
-		return result, true
+		return false
+	case <-time.After(limit):
+		return true
 	}
 }
 

@@ -103,8 +103,51 @@ func TestNVMLThatCannotEndInTime(t *testing.T) {
 	require.Equal(t, "ok", h.do("holds"))
 }
 
+// The thread with the loader's lock calls NVML, which cannot end without that lock: the call goes on after a while, NVML
+// ends and begins, and the next snapshot is right.
+func TestACallThatNVMLNeedsToEnd(t *testing.T) {
+	h, file := begun(t, "CUDASIM_NVML_LOADER=nvmlShutdown")
+	client := h.dial()
+	pause := snapshotPause
+	pause.Timeout = new(1.0)
+	hold := pause
+	hold.Hold = true
+	well(t, client, hold)
+	require.Equal(t, "ok", h.do("both "+shared(t, "constructor")))
+	reply, err := client.Do(t.Context(), pause)
+	require.NoError(t, err)
+	require.Contains(t, reply.Error, "nvmlShutdown has not returned")
+	well(t, client, control.SteerRequest{Op: control.Undo})
+	require.Equal(t, "ok", h.do("waits"))
+	require.Equal(t, "ok", h.do("left"))
+	require.Equal(t, "ok", h.do("opened"))
+	until(t, func() bool {
+		reply, err = client.Do(t.Context(), pause)
+		require.NoError(t, err)
+		return reply.Error == ""
+	})
+	require.False(t, h.opens(file))
+	require.Equal(t, "ok", h.do("child"))
+	well(t, client, control.SteerRequest{Op: control.Undo})
+	require.Equal(t, "ok", h.do("holds"))
+}
+
+// The time of calls in progress does not count for the end of NVML.
+func TestACallAndNVMLTakeLong(t *testing.T) {
+	h, file := begun(t, "CUDASIM_NVML_SLOW=3000")
+	client := h.dial()
+	require.Equal(t, "ok", h.do("event 4"))
+	pause := snapshotPause
+	pause.Timeout = new(1.0)
+	well(t, client, pause)
+	require.Equal(t, "ok", h.do("returned"))
+	require.False(t, h.opens(file))
+	well(t, client, control.SteerRequest{Op: control.Undo})
+	require.Equal(t, "ok", h.do("holds"))
+}
+
 // NVML needs the loader's lock to begin again, and a thread that calls it waits with that lock: the thread goes on, and so
-// does the snapshot.
+// does the snapshot. A child that is forked then begins NVML itself.
 func TestNVMLThatCannotBeginInTime(t *testing.T) {
 	h, file := begun(t, "CUDASIM_NVML_LOADER=nvmlInit")
 	client := h.dial()
@@ -112,7 +155,11 @@ func TestNVMLThatCannotBeginInTime(t *testing.T) {
 	require.False(t, h.opens(file))
 	require.Equal(t, "ok", h.do("ask "+shared(t, "constructor")))
 	require.Equal(t, "ok", h.do("waits"))
+	require.Equal(t, "ok", h.do("stay"))
 	well(t, client, control.SteerRequest{Op: control.Undo})
+	require.Equal(t, "ok", h.do("left"))
+	require.Equal(t, "ok", h.do("child"))
+	require.Equal(t, "ok", h.do("leave"))
 	require.Equal(t, "ok", h.do("opened"))
 	until(t, func() bool { return h.opens(file) })
 	require.Equal(t, "ok", h.do("holds"))

@@ -136,10 +136,12 @@ HIDDEN void *nvml_function(const char *name, void *theirs);
 HIDDEN void held_load(void);
 HIDDEN void *held_function(const char *name, void *found); /* what a program that asked for it is given; found may be NULL */
 HIDDEN const char *held_unseen(void); /* why not all calls can be held, or NULL */
-HIDDEN int held_end(double seconds);  /* a code; calls wait from now on. Again it does nothing */
-HIDDEN bool held_end_in_vain(void); /* whether held_end still ends NVML: it begins it again itself when it can, and returns then */
+HIDDEN int held_hold(double seconds); /* a code; calls wait from now on. Again it does nothing */
+HIDDEN int held_end(void);	      /* a code; ends NVML, after held_hold */
+HIDDEN bool held_end_in_vain(void); /* whether held_end is not done: it begins NVML again itself when it can, and returns then */
 HIDDEN int held_begin(void);	      /* a code; calls go on, whatever it is */
-HIDDEN bool held_begins(void);	      /* whether held_begin still begins NVML: calls go on without */
+HIDDEN uint32_t held_snapshot(void);  /* the number of the snapshot for which calls wait, or 0 */
+HIDDEN bool held_go_on(uint32_t snapshot); /* lets its calls go if a thread still ends or begins NVML; whether it did */
 
 /* listener.c: a process without pausable memory listens once a client asks. */
 HIDDEN void listener_load(void);

@@ -5,7 +5,7 @@ enum { DEVICES = 2, UUID = 96 };
 
 static struct {
 	int (*init)(void), (*shutdown)(void);
-	int (*by_index)(unsigned, void **), (*uuid)(void *, char *, unsigned);
+	int (*by_index)(unsigned, void **), (*uuid)(void *, char *, unsigned), (*wait)(void *, void *, unsigned);
 } nvml;
 static void *handles[DEVICES];
 static char uuids[DEVICES][UUID];
@@ -26,6 +26,7 @@ static void begin(void)
 	nvml.shutdown = (int (*)(void))dlsym(library, "nvmlShutdown");
 	nvml.by_index = (int (*)(unsigned, void **))dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
 	nvml.uuid = (int (*)(void *, char *, unsigned))dlsym(library, "nvmlDeviceGetUUID");
+	nvml.wait = (int (*)(void *, void *, unsigned))dlsym(library, "nvmlEventSetWait_v2");
 	EXPECT(nvml.init(), 0);
 	ask();
 }
@@ -79,21 +80,33 @@ static void *fork_at_the_end(void *unused)
 }
 
 static void *memory;
-static _Atomic int entered, left, asks_nvml;
+static _Atomic int entered, left, stays, returned;
+static bool uses_cuda, asks_nvml;
 void in_constructor(void);
 void in_constructor(void)
 {
 	entered = 1;
+	if (uses_cuda)
+		EXPECT(cudaMemset(memory, 7, MIB), 0);
 	if (asks_nvml)
 		holds();
-	else
-		EXPECT(cudaMemset(memory, 7, MIB), 0);
 	left = 1;
+	AWAIT(!stays);
 }
 
 static void *open_library(void *path)
 {
 	CHECK(dlopen(path, RTLD_NOW));
+	return NULL;
+}
+
+/* A call of NVML that takes seconds. */
+static void *wait_for_event(void *seconds)
+{
+	char event[16];
+	entered = 1;
+	nvml.wait(NULL, event, 1000 * (unsigned)atoi(seconds));
+	returned = 1;
 	return NULL;
 }
 
@@ -160,13 +173,28 @@ static const char *run(char *line)
 		return child_code == 0 ? "ok" : "the child has failed";
 	} else if (strcmp(line, "allocate") == 0) {
 		memory = pausable(MIB, "memory", true);
-	} else if (strcmp(line, "open") == 0) {
+	} else if (strcmp(line, "open") == 0 || strcmp(line, "ask") == 0 || strcmp(line, "both") == 0) {
+		uses_cuda = strcmp(line, "ask") != 0;
+		asks_nvml = strcmp(line, "open") != 0;
 		start(&thread, open_library, strdup(rest));
 		AWAIT(entered);
-	} else if (strcmp(line, "ask") == 0) {
-		asks_nvml = 1;
-		start(&thread, open_library, strdup(rest));
+	} else if (strcmp(line, "stay") == 0) { /* in the constructor */
+		stays = 1;
+	} else if (strcmp(line, "left") == 0) {
+		AWAIT(left);
+	} else if (strcmp(line, "leave") == 0) {
+		stays = 0;
+	} else if (strcmp(line, "child") == 0) {
+		pid_t child = fork();
+		if (child == 0)
+			_exit(holds() ? 0 : 1);
+		return code_of(child) == 0 ? "ok" : "no";
+	} else if (strcmp(line, "event") == 0) {
+		start(&thread, wait_for_event, strdup(rest));
 		AWAIT(entered);
+	} else if (strcmp(line, "returned") == 0) {
+		join(thread);
+		CHECK(returned);
 	} else if (strcmp(line, "waits") == 0) {
 		CHECK(!left);
 	} else if (strcmp(line, "opened") == 0) {
