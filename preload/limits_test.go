@@ -49,6 +49,11 @@ func TestBookkeepingIsFull(t *testing.T) {
 	run(t, compile(t, "limits", majors[1]), []string{"bookkeeping"}, "CUDASIM_MEMORY=64G").succeeded(t)
 }
 
+// The wait for a thread's heap ends by the clock, however long a nap takes.
+func TestAStartWithCoarseTimers(t *testing.T) {
+	run(t, compile(t, "naps", majors[1], "-rdynamic"), nil).succeeded(t)
+}
+
 func TestCrowd(t *testing.T) {
 	hermetic.Thorough(t)
 	program := compile(t, "storm", majors[1])

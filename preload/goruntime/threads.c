@@ -36,7 +36,7 @@ struct work {
 };
 
 /* SPARE: never busy with the loader, whose lock the host may hold. */
-enum { THREADS_MAX = 1024, STACK_SIZE = 2 << 20, SPARE = 8, HEAPS = 20000, WARMING = 100 /* times 50 us, at most */ };
+enum { THREADS_MAX = 1024, STACK_SIZE = 2 << 20, SPARE = 8, HEAPS = 2000, WARMING = 20 /* milliseconds, at most */ };
 /* Under the lock, which is taken with signals blocked. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -224,10 +224,19 @@ static bool make(void)
 	return true;
 }
 
-/* Waits until a count of threads is 0, or for a time. The caller has the lock. */
-static void await(const int *left, int times)
+static int64_t milliseconds_now(void)
 {
-	for (int i = 0; *left > 0 && i < times; i++) {
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000ll + now.tv_nsec / 1000000;
+}
+
+/* Waits until a count of threads is 0, or for a time. By the clock, as a nap may take much longer than it should. The
+ * caller has the lock. */
+static void await(const int *left, int milliseconds)
+{
+	int64_t until = milliseconds_now() + milliseconds;
+	while (*left > 0 && milliseconds_now() < until) {
 		pthread_mutex_unlock(&lock);
 		nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 		pthread_mutex_lock(&lock);
