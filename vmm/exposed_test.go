@@ -44,3 +44,28 @@ func TestExposed(t *testing.T) {
 	e.Reset(0)
 	require.Equal(t, []bool{true, false, true, false, true, false}, told)
 }
+
+// What a resume in an order has yet to bring back stays exposed, also where a step fails: a thread that was let in may
+// still name its addresses.
+func TestExposedInAnOrder(t *testing.T) {
+	sim, _, e := simulated(t, 1)
+	e.CheckInvariants(true)
+	r := vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupHost}
+	first, last := malloc(t, e, r), malloc(t, e, r)
+	require.NoError(t, pause(e, vmm.Options{}))
+	_, err := e.ResumeInOrder(vmm.Options{}, vmm.Order{
+		Ranges: []vmm.OrderedRange{{Address: last, Size: 2 * mib, Step: 1}},
+		Back: func(int, uint64) {
+			_, exposed := e.Exposed(last)
+			require.True(t, exposed, "on its way")
+			sim.Fail("cuMemMap", 1, 999)
+		},
+	})
+	require.Error(t, err)
+	_, exposed := e.Exposed(last)
+	require.True(t, exposed, "after the failure")
+	require.NoError(t, resume(e, vmm.Options{}))
+	_, exposed = e.Exposed(last)
+	require.False(t, exposed)
+	frees(t, e, first, last)
+}

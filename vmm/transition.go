@@ -245,7 +245,7 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 				d.gated++
 				s.tag.gated++
 			}
-			s.expose(s.outcome.state == paused && !s.gated)
+			s.expose(s.outcome.state == paused && (!s.gated || s.exposed)) // see hold
 			s.become(s.outcome.state)
 			s.owner, s.saved, s.dead = nobody, s.outcome.saved, nil
 			if s.outcome.lost {
