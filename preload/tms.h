@@ -146,8 +146,9 @@ int tms_set_resume_wait(double seconds);
 double tms_get_resume_wait(void);
 
 /* As tms_resume_tags, but the call may return while contents are still on their way, where the gate can hold the
- * program (tms run). They come back in an order: what the order does not name, then step by step from 0 on. The call
- * returns when step 0 is back. From then until all is back, calls that give a device work wait, except those of threads between
+ * program (tms run). They come back in an order: what the order does not name, then step by step from 0 on. An
+ * allocation of which the order leaves a byte unnamed comes first, with all that shares its 2 MiB. The call returns when
+ * step 0 is back. From then until all is back, calls that give a device work wait, except those of threads between
  * tms_order_enter and tms_order_leave. CUDA graphs wait always, and so do copies of memory that is not back. NULL tags
  * are all tags.
  *

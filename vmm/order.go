@@ -23,7 +23,7 @@ type Order struct {
 }
 
 // OrderedRange is memory that comes back at a step; the first is 0. What several ranges name comes back at the earliest
-// of their steps.
+// of their steps. A segment of which no range names some bytes that the program may use comes back first.
 type OrderedRange struct {
 	Address uintptr
 	Size    uint64
@@ -131,7 +131,7 @@ func (e *Engine) steps(segments []*segment, ranges []OrderedRange) (at map[*segm
 			open, ranges = append(open, ranges[0]), ranges[1:]
 		}
 		open = slices.DeleteFunc(open, func(r OrderedRange) bool { return r.Address+uintptr(r.Size) <= s.address })
-		if len(open) > 0 && s.extent == nil {
+		if s.extent == nil && s.isNamedBy(open) {
 			given[s] = slices.MinFunc(open, func(x, y OrderedRange) int { return cmp.Compare(x.Step, y.Step) }).Step
 			if last = max(last, given[s]); given[s] > 0 {
 				bytes[given[s]] += s.length()
@@ -154,6 +154,21 @@ func (e *Engine) steps(segments []*segment, ranges []OrderedRange) (at map[*segm
 		}
 	}
 	return at, ends
+}
+
+// isNamedBy reports whether ranges, sorted by address, together name all bytes of a segment that the program may use. In
+// a slab that is each byte, because small allocations may lie anywhere in it.
+func (s *segment) isNamedBy(ranges []OrderedRange) bool {
+	named, end := s.address, s.address+uintptr(s.size)
+	if s.slab != nil {
+		end = s.address + uintptr(s.length())
+	}
+	for _, r := range ranges {
+		if r.Address <= named {
+			named = max(named, r.Address+uintptr(r.Size))
+		}
+	}
+	return named >= end
 }
 
 // hold has the gate keep the program's threads from segments, as from what a gated pause has paused. They stay exposed:

@@ -28,7 +28,7 @@ func (s *scene) inSteps(of func(int) int) {
 	for i, p := range s.all {
 		if last = max(last, of(i)); of(i) >= 0 {
 			order.Ranges = append(order.Ranges,
-				vmm.OrderedRange{Address: p.address + 8, Size: p.request.Size - 16, Step: of(i)})
+				vmm.OrderedRange{Address: p.address, Size: p.request.Size, Step: of(i)})
 		}
 	}
 	look := func(name string) error {
@@ -119,6 +119,41 @@ func TestResumeInOrder(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, stats.Devices[0].Resumes.Count)
 	require.EqualValues(t, 6*size, stats.Devices[0].Resumes.Bytes)
+}
+
+// What no range names comes first also where ranges name bytes beside it: each byte of a slab, of another segment those
+// that were asked for.
+func TestWhatNoRangeNamesComesFirst(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	const size = 4 << 20
+	r := vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost}
+	small := vmm.Request{Size: 4096, Tag: "t", Backup: vmm.BackupHost}
+	named, unnamed := malloc(t, engine, small), malloc(t, engine, small)
+	begins, ends, gap, whole := malloc(t, engine, r), malloc(t, engine, r), malloc(t, engine, r), malloc(t, engine, r)
+	r.Size -= 4096
+	odd := malloc(t, engine, r)
+	require.NoError(t, pause(engine, vmm.Options{}))
+	first := map[uintptr]bool{}
+	_, err := engine.ResumeInOrder(vmm.Options{}, vmm.Order{
+		Ranges: []vmm.OrderedRange{
+			{Address: named, Size: 4096, Step: 1},
+			{Address: begins, Size: size - 1, Step: 1},
+			{Address: ends + 1, Size: size - 1, Step: 1},
+			{Address: gap, Size: 4096, Step: 1}, {Address: gap + 4097, Size: size - 4097, Step: 1},
+			{Address: whole + size/2, Size: size / 2, Step: 2}, {Address: whole, Size: size / 2, Step: 1},
+			{Address: odd, Size: r.Size, Step: 1},
+		},
+		Back: func(step int, _ uint64) {
+			for _, address := range []uintptr{named, unnamed, begins, ends, gap, whole, odd} {
+				first[address] = first[address] || step == 0 && !engine.PausedAt(address)
+			}
+		},
+	})
+	require.NoError(t, err)
+	for _, address := range []uintptr{named, unnamed, begins, ends, gap} {
+		require.True(t, first[address])
+	}
+	require.False(t, first[whole] || first[odd])
 }
 
 // A step's number says nothing but its place in the order.

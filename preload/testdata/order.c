@@ -52,7 +52,7 @@ static int resume_in_order(void)
 	tms_ordered order[STEPS];
 	const char *const tags[] = {"t", NULL};
 	for (int i = 0; i < STEPS; i++)
-		order[i] = (tms_ordered){all[i + 1] + 4096, 8192, i + 1};
+		order[i] = (tms_ordered){all[i + 1], SIZE, i + 1};
 	return tms_resume_in_order(tags, 0, order, STEPS, &number);
 }
 
