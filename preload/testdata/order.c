@@ -282,8 +282,7 @@ static void failing(void)
 	sim_fail("cuMemSetAccess", 1, 2); /* of the second step, in its place */
 	go_on();
 	ended(stranger, ILLEGAL_STATE), ended(copies, ILLEGAL_STATE);
-	join(last->thread);
-	EXPECT(last->code, 2);
+	ended(last, 2);
 	FAILS(tms_order_enter(number, 1), 2, "was to bring memory back in an order, and has failed");
 	CHECK(strstr(tms_last_error(), "is paused with its contents"));
 	EXPECT(add_to(all[1]), ILLEGAL_STATE);
