@@ -31,6 +31,8 @@ class Hook:
     def __init__(self, hooks, call): self.hooks, self.call = hooks, call; hooks.append(self)
     def remove(self): self.hooks.remove(self)
 
+hooked = []
+
 class Module:
     # As torch.nn.Module: hooks that are always called are called after an error, too.
     def __init__(self, *children, tensors=1):
@@ -42,7 +44,7 @@ class Module:
     def modules(self):
         yield self
         for child in self.inner: yield from child.modules()
-    def register_forward_pre_hook(self, call): return Hook(self.before, call)
+    def register_forward_pre_hook(self, call): hooked.append(self); return Hook(self.before, call)
     def register_forward_hook(self, call, always_call=False):
         assert always_call; return Hook(self.after, call)
     def __call__(self, ran):
@@ -84,7 +86,9 @@ assert order == [model, first, layer, last], order
 assert not model.before and not last.before
 tms.pause("t")
 stand_behind(2)  # what is in no module, and what has not run and so belongs to the model
+hooked.clear()
 assert tms.resume("t", order=order) == 8 * MiB
+assert hooked == [last, layer, first, model], hooked
 ran = []
 runs = threading.Thread(target=model, args=(ran,))
 reads = threading.Thread(target=lambda: ran.append(other.is_back()))

@@ -95,8 +95,12 @@ class Order:
                 yield from self._memory(child)
 
     def hook(self) -> None:
-        """Has modules wait for their memory from now on, until all is back."""
-        for step, each in enumerate(self._given):
+        """Has modules wait for their memory from now on, until all is back.
+
+        Later modules first: another thread that runs the model now must not be let in by one that
+        waits, and then use one that does not wait yet.
+        """
+        for step, each in reversed([*enumerate(self._given)]):
             if not self._is_over() and _is_module(each):
                 self._hook(each, step)
         if self._is_over():
