@@ -101,17 +101,18 @@ func (p *Process) bringBack(e *vmm.Engine, o *orderedResumeOperation, first chan
 	options.Barred = p.socket.Outside().Covers
 	p.findPlaces(e)
 	mapped := uint64(0)
+	options.Order = &vmm.Order{Ranges: o.ranges, Back: func(step int, mapped uint64) {
+		switch {
+		case begun:
+			C.order_goes_on(C.int(step))
+		case e.Records().Gated(): // else all is back
+			begun = true
+			p.beginOrder(o.number, step)
+			first <- firstStep{mapped, nil}
+		}
+	}}
 	err := guard.Call(func() (err error) { // after a panic, too, calls must not wait for what does not come
-		mapped, err = e.ResumeInOrder(options, vmm.Order{Ranges: o.ranges, Back: func(step int, mapped uint64) {
-			switch {
-			case begun:
-				C.order_goes_on(C.int(step))
-			case e.Records().Gated(): // else all is back
-				begun = true
-				p.beginOrder(o.number, step)
-				first <- firstStep{mapped, nil}
-			}
-		}})
+		mapped, err = e.Resume(options)
 		return err
 	})
 	if begun && err != nil {

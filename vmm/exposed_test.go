@@ -53,14 +53,14 @@ func TestExposedInAnOrder(t *testing.T) {
 	r := vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupHost}
 	first, last := malloc(t, e, r), malloc(t, e, r)
 	require.NoError(t, pause(e, vmm.Options{}))
-	_, err := e.ResumeInOrder(vmm.Options{}, vmm.Order{
+	_, err := e.Resume(vmm.Options{Order: &vmm.Order{
 		Ranges: []vmm.OrderedRange{{Address: last, Size: 2 * mib, Step: 1}},
 		Back: func(int, uint64) {
 			_, exposed := e.Exposed(last)
 			require.True(t, exposed, "on its way")
 			sim.Fail("cuMemMap", 1, 999)
 		},
-	})
+	}})
 	require.Error(t, err)
 	_, exposed := e.Exposed(last)
 	require.True(t, exposed, "after the failure")

@@ -37,17 +37,16 @@ var timesMost uint64 = 64
 // errNoOrder says why a resume cannot have an order.
 var errNoOrder = errors.New("memory of other processes comes back with it")
 
-// ResumeInOrder is Resume for a caller that has closed the gate, and lets a part of the program go on as Order.Back is
+// resumeInOrder is Resume for a caller that has closed the gate, and lets a part of the program go on as Order.Back is
 // called. It has its turn until all is back, so a pause or another resume comes before it or behind it. Each step is a
 // transaction. An error before Order.Back is first called changes nothing. After a later error, earlier steps are back.
 // The rest is paused with its contents as by a gated pause, so the gate stays closed until a resume.
 //
 // Memory has its contents before it is mapped at its addresses. Host memory of contents that are not kept is given back
-// in the background, once all is back. ResumeInOrder waits neither for memory nor for other processes: where it would
-// have to, it fails before it changes anything. Errors: as Resume.
+// in the background, once all is back. It waits neither for memory nor for other processes: where it would have to, it
+// fails before it changes anything. Errors: as Resume.
 // (cuMemCreate, cuMemAddressReserve, cuMemMap, cuMemSetAccess, cuMemUnmap)
-func (e *Engine) ResumeInOrder(options Options, order Order) (mapped uint64, err error) {
-	defer e.audit(&err)
+func (e *Engine) resumeInOrder(options Options) (mapped uint64, err error) {
 	if err := e.barred(&options); err != nil {
 		return 0, err
 	}
@@ -78,7 +77,7 @@ func (e *Engine) ResumeInOrder(options Options, order Order) (mapped uint64, err
 			return 0, fmt.Errorf("resume: %w", err)
 		}
 	}
-	at, ends := e.steps(chosen, order.Ranges)
+	at, ends := e.steps(chosen, options.Order.Ranges)
 	var all []*batch
 	var ending sync.WaitGroup
 	defer ending.Wait()
@@ -106,7 +105,7 @@ func (e *Engine) ResumeInOrder(options Options, order Order) (mapped uint64, err
 			e.dropWoken(o)
 			e.hold(at)
 		}
-		order.Back(end, mapped)
+		options.Order.Back(end, mapped)
 	}
 	e.noted.Delete(o.what())
 	return mapped, nil

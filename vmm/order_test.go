@@ -43,7 +43,9 @@ func (s *scene) inSteps(of func(int) int) {
 		begun := s.engine.Records().Gated() // by the try before
 		back = -1
 		failpoint.Set(look)
-		_, err := s.engine.ResumeInOrder(s.options(""), order)
+		options := s.options("")
+		options.Order = &order
+		_, err := s.engine.Resume(options)
 		failpoint.Set(s.faults.err)
 		s.engine.Drain()
 		left := false
@@ -99,7 +101,7 @@ func TestResumeInOrder(t *testing.T) {
 	}
 	var back [][]int
 	var steps []int
-	_, err := engine.ResumeInOrder(vmm.Options{}, vmm.Order{
+	_, err := engine.Resume(vmm.Options{Order: &vmm.Order{
 		Ranges: []vmm.OrderedRange{of(0, 4), of(1, 3), of(2, 2), of(3, 1), of(4, 9), of(4, 0), of(0, 7)},
 		Back: func(step int, _ uint64) {
 			active := []int{}
@@ -110,7 +112,7 @@ func TestResumeInOrder(t *testing.T) {
 			}
 			back, steps = append(back, active), append(steps, step)
 		},
-	})
+	}})
 	require.NoError(t, err)
 	require.Equal(t, []int{0, 2, 4}, steps)
 	require.Equal(t, [][]int{{4, 5}, {2, 3, 4, 5}, {0, 1, 2, 3, 4, 5}}, back)
@@ -134,7 +136,7 @@ func TestWhatNoRangeNamesComesFirst(t *testing.T) {
 	odd := malloc(t, engine, r)
 	require.NoError(t, pause(engine, vmm.Options{}))
 	first := map[uintptr]bool{}
-	_, err := engine.ResumeInOrder(vmm.Options{}, vmm.Order{
+	_, err := engine.Resume(vmm.Options{Order: &vmm.Order{
 		Ranges: []vmm.OrderedRange{
 			{Address: named, Size: 4096, Step: 1},
 			{Address: begins, Size: size - 1, Step: 1},
@@ -148,7 +150,7 @@ func TestWhatNoRangeNamesComesFirst(t *testing.T) {
 				first[address] = first[address] || step == 0 && !engine.PausedAt(address)
 			}
 		},
-	})
+	}})
 	require.NoError(t, err)
 	for _, address := range []uintptr{named, unnamed, begins, ends, gap} {
 		require.True(t, first[address])
@@ -163,10 +165,10 @@ func TestAnyStep(t *testing.T) {
 	all := filled(t, engine, 2, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
 	require.NoError(t, pause(engine, vmm.Options{}))
 	var steps []int
-	_, err := engine.ResumeInOrder(vmm.Options{}, vmm.Order{
+	_, err := engine.Resume(vmm.Options{Order: &vmm.Order{
 		Ranges: []vmm.OrderedRange{{Address: all[0], Size: size, Step: math.MaxInt}},
 		Back:   func(step int, _ uint64) { steps = append(steps, step) },
-	})
+	}})
 	require.NoError(t, err)
 	require.Equal(t, []int{0, math.MaxInt}, steps)
 	requireAll(t, all, size)
@@ -193,7 +195,7 @@ func TestOthersDuringAnOrder(t *testing.T) {
 		}
 		require.Empty(t, paused, "the pause waits until all is back")
 	}
-	_, err := engine.ResumeInOrder(vmm.Options{}, order)
+	_, err := engine.Resume(vmm.Options{Order: &order})
 	require.NoError(t, err)
 	require.NoError(t, <-paused)
 	require.True(t, engine.PausedAt(all[1]) && engine.PausedAt(all[2]))
@@ -217,12 +219,12 @@ func TestNoOrderWhereAResumeWaits(t *testing.T) {
 	}
 	hog, err := driver.MemCreate(sim.Stat("free:0")-size, 0)
 	require.NoError(t, err)
-	_, err = engine.ResumeInOrder(vmm.Options{}, order)
+	_, err = engine.Resume(vmm.Options{Order: &order})
 	require.ErrorIs(t, err, cuda.OutOfMemory)
 	require.NoError(t, driver.MemRelease(hog))
-	_, err = engine.ResumeInOrder(vmm.Options{Barred: func(string) string { return "others" }}, order)
+	_, err = engine.Resume(vmm.Options{Barred: func(string) string { return "others" }, Order: &order})
 	require.ErrorIs(t, err, vmm.ErrBarred)
-	_, err = engine.ResumeInOrder(vmm.Options{Capturing: true}, order)
+	_, err = engine.Resume(vmm.Options{Capturing: true, Order: &order})
 	require.ErrorIs(t, err, vmm.ErrCapturing)
 	require.True(t, !slices.ContainsFunc(all, func(a uintptr) bool { return !engine.PausedAt(a) }))
 	require.NoError(t, resume(engine, vmm.Options{}))

@@ -28,11 +28,15 @@ import (
 // Resume waits up to Options.Wait for device memory that is short, and says so once. It holds nothing during that wait,
 // and is one transition for its observer. A caller that keeps others from taking memory cannot leave the wait to Resume:
 // with Options.Retried and a Wait it gets the shortage at once, which is no transition, and asks again with
-// Options.Asked. With Options.Coming, Resume takes memory as another process gives it back.
+// Options.Asked. With Options.Coming, Resume takes memory as another process gives it back. With Options.Order it brings
+// memory back step by step.
 // Errors: ErrBarred, ErrCapturing, ErrContents, store.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others
 // hold the memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 	defer e.audit(&err)
+	if options.Order != nil {
+		return e.resumeInOrder(options)
+	}
 	if err := e.barred(&options); err != nil {
 		return 0, err
 	}
@@ -255,7 +259,7 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 	b.progress.total.Store(total)
 	e.contexts.FindUsers(b.device.users, &b.device.peers)
 	defer func() {
-		if !o.aside { // ResumeInOrder ends those
+		if !o.aside { // resumeInOrder ends those
 			b.endAsides()
 		}
 	}()

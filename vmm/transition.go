@@ -39,6 +39,7 @@ type Options struct {
 	Since        uint64              // only what transitions after that have paused or resumed, or 0 for all
 	InParts      bool                // a pause with Gated gives memory back as it saves contents: see Engine.Pause
 	Coming       *Coming             // memory that a resume lacks is on its way; or nil
+	Order        *Order              // a resume brings memory back step by step; or nil
 	Asked        time.Time           // when the caller began to wait, for the program or for memory; or zero
 }
 
