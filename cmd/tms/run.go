@@ -40,14 +40,14 @@ func isOn(variable string) bool {
 
 func runCommand() *cobra.Command {
 	var tag, backup, kind, trace string
-	var incremental, noInherit, account bool
+	var incremental, noInherit, noRings, account bool
 	var simulated simulation
 	var shared sharedRun
 	command := &cobra.Command{
-		Use:     "run [flags] -- COMMAND [ARGUMENT...]",
-		Short:   "Run a program with all of its CUDA memory pausable",
-		Long:    "Runs a program so that all of its CUDA memory can be paused, from outside.",
-		Example: "  tms run -- python train.py",
+		Use:   "run [flags] -- COMMAND [ARGUMENT...]",
+		Short: "Run a program with all of its CUDA memory pausable",
+		Long: `Runs a program so that all of its CUDA memory can be paused, from outside:
+tms run -- python train.py`,
 		RunE: func(command *cobra.Command, arguments []string) error {
 			if len(arguments) == 0 || arguments[0] == "" {
 				return errors.New("name the command to run: tms run -- python train.py")
@@ -116,6 +116,11 @@ func runCommand() *cobra.Command {
 				}
 				return notRunError{fmt.Errorf("%s cannot be run: %w", readable.Printable(arguments[0]), err)}
 			}
+			if noRings {
+				if err := withoutRings(); err != nil {
+					return err
+				}
+			}
 			return notRunError{fmt.Errorf("%s cannot be run: %w", readable.Printable(path),
 				syscall.Exec(path, arguments, environment(os.Environ(), set)))}
 		},
@@ -130,6 +135,7 @@ func runCommand() *cobra.Command {
 	command.Flags().StringVar(&kind, "pool", "", "`POOL` to allocate from, see docs/pools.md")
 	completes(command, "pool", kinds.Names()...)
 	command.Flags().BoolVar(&noInherit, "no-inherit", false, "do not preload the programs that it starts")
+	command.Flags().BoolVar(&noRings, "no-io-uring", false, "without io_uring, which no snapshot can have")
 	command.Flags().BoolVar(&account, "account", false, "count what is not pausable, for tms ps --bytes")
 	command.Flags().StringVar(&trace, "trace", "", "record to `FILE` (%p: the process) for tms report")
 	simulated.add(command)

@@ -159,3 +159,23 @@ func TestRunWithoutInheritance(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, string(expected), string(output))
 }
+
+// With --no-io-uring the program has one filter of system calls. It keeps its right to gain others, unless only a program
+// without that right may set a filter.
+func TestAProgramWithoutRings(t *testing.T) {
+	status := func(wrapper ...string) string {
+		arguments := append(wrapper, tms, "run", "--no-io-uring", "--", "cat", "/proc/self/status")
+		command := exec.Command(arguments[0], arguments[1:]...)
+		command.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"))
+		output, err := command.Output()
+		require.NoError(t, err)
+		require.Contains(t, string(output), "Seccomp:\t2\n")
+		return string(output)
+	}
+	if os.Geteuid() != 0 {
+		require.Contains(t, status(), "NoNewPrivs:\t1\n")
+		return
+	}
+	require.Contains(t, status(), "NoNewPrivs:\t0\n")
+	require.Contains(t, status("setpriv", "--bounding-set", "-sys_admin"), "NoNewPrivs:\t1\n")
+}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,6 +25,12 @@ import (
 // startPython starts a program of Python under tms run, on simulated devices.
 func startPython(t *testing.T, arguments ...string) *steered {
 	t.Helper()
+	return startPythonWith(t, nil, arguments...)
+}
+
+// startPythonWith is startPython with flags of tms run.
+func startPythonWith(t *testing.T, flags []string, arguments ...string) *steered {
+	t.Helper()
 	found, err := exec.Command("python3", "-c", "import sys; print(sys.executable)").Output()
 	if err != nil {
 		t.Skip("there is no python3: ", err)
@@ -30,7 +38,7 @@ func startPython(t *testing.T, arguments ...string) *steered {
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))
 	t.Setenv("TMS_LIBRARY", built(t, "lib", "libtms.so"))
 	t.Setenv("CUDASIM_MEMORY", "256M")
-	program := exec.Command(tms, append([]string{"run", "--", strings.TrimSpace(string(found))}, arguments...)...)
+	program := exec.Command(tms, slices.Concat([]string{"run"}, flags, []string{"--", strings.TrimSpace(string(found))}, arguments)...)
 	program.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
 	return startProgram(t, program)
 }
@@ -111,6 +119,45 @@ func TestATreeIsRestored(t *testing.T) {
 			}
 			return true
 		}, time.Minute, 10*time.Millisecond)
+	}
+}
+
+// A program without io_uring stays so in its restore and in a copy, and so do its threads, its children, and what it starts.
+func TestATreeWithoutRings(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) { // the numbers are free at the restore
+		return
+	}
+	ownSockets(t)
+	s := startPythonWith(t, []string{"--no-io-uring"}, filepath.Join("testdata", "tree.py"))
+	directory := filepath.Join(t.TempDir(), "snapshots")
+	filtered := func(pids []int) {
+		for _, pid := range pids {
+			threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+			require.NotEmpty(t, threads)
+			for _, path := range threads {
+				status, err := os.ReadFile(path)
+				if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) { // the thread has just ended
+					continue
+				}
+				require.NoError(t, err)
+				require.Regexp(t, `Seccomp:\t2\nSeccomp_filters:\t1\n`, string(status))
+			}
+		}
+	}
+	require.Equal(t, "ENOSYS ENOSYS ENOSYS", s.do("rings"))
+	taken := parsed[tree.Taken](t, succeeds(t, "snapshot", s.number(), directory, "--json"))
+	filtered(taken.Processes)
+	require.Equal(t, "ok", s.do("check"))
+	require.NoError(t, s.Process.Kill())
+	require.Error(t, s.Wait())
+	endAll(t, taken.Processes...)
+	for _, arguments := range [][]string{nil, {"-n", "1"}} {
+		again, is := s.restored(t, directory, arguments...)
+		require.Equal(t, "ok", again.do("check"))
+		require.Equal(t, "ENOSYS ENOSYS ENOSYS", again.do("rings"))
+		filtered(is.Processes)
+		endAll(t, is.Processes...)
 	}
 }
 

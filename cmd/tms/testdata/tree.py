@@ -263,6 +263,22 @@ class Parent:
         os.close(self.opened)
         return "ok"
 
+    def rings(self) -> str:
+        """What the kernel answers to an io_uring of this thread, of another and of a child."""
+        answers = []
+        code = (
+            "import ctypes, errno\n"
+            "libc = ctypes.CDLL(None, use_errno=True)\n"
+            "made = libc.syscall(425, 8, ctypes.create_string_buffer(120))\n"
+            "answers.append('made' if made >= 0 else errno.errorcode[ctypes.get_errno()])\n"
+        )
+        exec(code, {"answers": answers})
+        thread = threading.Thread(target=exec, args=(code, {"answers": answers}))
+        thread.start()
+        thread.join()
+        child = [sys.executable, "-c", f"answers = []\n{code}print(*answers)"]
+        return " ".join([*answers, subprocess.run(child, stdout=subprocess.PIPE, text=True).stdout.strip()])
+
     def children(self) -> str:
         return " ".join(str(child.pid) for child in (*self.workers, self.cat))
 

@@ -26,7 +26,8 @@ var reasons = []struct {
 	{regexp.MustCompile(`A shell job|session leader|shell-job`), "it belongs to a terminal or to another's session"},
 	{regexp.MustCompile(`Can't dump (?:file|char|chr)?.*(/dev/nvidia\S*)`), "it still has $1 open: the driver has not taken " +
 		"all of it"},
-	{regexp.MustCompile(`Found io_uring|io_uring`), "it uses io_uring, which CRIU does not dump"},
+	{regexp.MustCompile(`Found io_uring|io_uring`), "it uses io_uring, which CRIU does not dump: start it again " +
+		"by tms run --no-io-uring"},
 	{regexp.MustCompile(`Can't lookup mount=\d+ for fd=\S+ path=(\S+)`), "$1 is on a mount that is not its own: run the " +
 		"command in its container"},
 	{regexp.MustCompile(`Unlinked file (\S+)|ghost file .*?(\S+)`), "a deleted file that it has open is too large ($1)"},

@@ -64,7 +64,7 @@ func find(pid int, canWake func(pid int) bool) (*Tree, error) {
 	for i, p := range t.Processes {
 		if hasRing(p.PID) {
 			return nil, fmt.Errorf("process %d uses io_uring, which CRIU cannot dump, as uvloop does (sglang, vllm serve). "+
-				"Set sysctl kernel.io_uring_disabled=2, and start the program again", p.PID)
+				"Start the program again by tms run --no-io-uring", p.PID)
 		}
 		connection, err := client.Dial(p.PID)
 		if err == nil {
