@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -49,7 +48,13 @@ Anybody who can reach the address can read it, commands included.`,
 			if _, err := fmt.Fprintf(command.OutOrStdout(), "http://%s/metrics\n", listener.Addr()); err != nil {
 				return err
 			}
-			return serveMetrics(listener)
+			server, err := metricsServer(newCollector())
+			if err != nil {
+				return err
+			}
+			ctx, again := interruptible()
+			context.AfterFunc(ctx, again) // a second signal ends the command
+			return serveHTTP(ctx, server, listener)
 		},
 	}
 	command.Flags().StringVar(&listen, "listen", defaultMetrics, "`ADDRESS` (port 0: any free)")
@@ -57,19 +62,16 @@ Anybody who can reach the address can read it, commands included.`,
 	return command
 }
 
-func serveMetrics(listener net.Listener) error {
+func metricsServer(from prometheus.Collector) (*http.Server, error) {
 	registry := prometheus.NewPedanticRegistry()
-	if err := registry.Register(newCollector()); err != nil {
-		return err
+	if err := registry.Register(from); err != nil {
+		return nil, err
 	}
 	paths := http.NewServeMux()
 	paths.Handle("GET /metrics", promhttp.HandlerFor(registry,
 		promhttp.HandlerOpts{MaxRequestsInFlight: scrapesAtOnce}))
-	server := &http.Server{Handler: paths, ReadHeaderTimeout: headerTime, WriteTimeout: readTime,
-		IdleTimeout: idleTime}
-	ctx, again := interruptible()
-	context.AfterFunc(ctx, again) // a second signal ends the command
-	return serveHTTP(ctx, server, listener)
+	return &http.Server{Handler: paths, ReadHeaderTimeout: headerTime, WriteTimeout: readTime,
+		IdleTimeout: idleTime}, nil
 }
 
 // onDevice are the labels of a metric of a device: NVML's number of the GPU, or "" if NVML does not show it; its UUID; and

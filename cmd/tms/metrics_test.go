@@ -1,14 +1,18 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -149,4 +153,72 @@ func TestMetricsOfAProcessThatRepeatsItself(t *testing.T) {
 	}
 	require.Equal(t, []float64{1}, s.values("tms_tag_live_bytes", "pid="+other))
 	require.LessOrEqual(t, len(s.values("tms_tag_live_bytes", "pid="+repeats)), tagsMost)
+}
+
+// patient is a reader's end that takes nothing. Its time limit comes when the test says so.
+type patient struct {
+	net.Conn
+	limits chan time.Time
+}
+
+func (p patient) SetWriteDeadline(limit time.Time) error {
+	if !limit.IsZero() {
+		p.limits <- limit
+	}
+	return nil
+}
+
+// connections is a listener whose clients are pipes, which have no memory between their ends.
+type connections chan net.Conn
+
+func (c connections) Addr() net.Addr { return &net.UnixAddr{} }
+func (c connections) Close() error   { return nil }
+func (c connections) Accept() (net.Conn, error) {
+	if client, ok := <-c; ok {
+		return client, nil
+	}
+	return nil, http.ErrServerClosed
+}
+
+// Readers that take no bytes keep others from being scraped, and only until their time is over.
+func TestMetricsOfSlowReaders(t *testing.T) {
+	server, err := metricsServer(prometheus.NewCounter(prometheus.CounterOpts{Name: "long_total",
+		Help: strings.Repeat("more than a server keeps before it writes ", 1<<12)}))
+	require.NoError(t, err)
+	clients := make(connections)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(clients) }()
+	asks := func(conn net.Conn) {
+		_, err := io.WriteString(conn, "GET /metrics HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")
+		require.NoError(t, err)
+	}
+	scrape := func() int {
+		here, there := net.Pipe()
+		defer here.Close()
+		clients <- there
+		asks(here)
+		reply, err := http.ReadResponse(bufio.NewReader(here), nil)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, reply.Body)
+		require.NoError(t, err)
+		return reply.StatusCode
+	}
+
+	var slow []patient
+	for scrape() != http.StatusServiceUnavailable {
+		here, there := net.Pipe()
+		defer here.Close()
+		slow = append(slow, patient{there, make(chan time.Time, 1)})
+		clients <- slow[len(slow)-1]
+		asks(here)
+	}
+	require.GreaterOrEqual(t, len(slow), scrapesAtOnce)
+	for _, reader := range slow {
+		require.LessOrEqual(t, time.Until(<-reader.limits), readTime)
+		require.NoError(t, reader.Conn.SetWriteDeadline(time.Now()))
+	}
+	for scrape() != http.StatusOK {
+	}
+	close(clients)
+	require.ErrorIs(t, <-served, http.ErrServerClosed)
 }

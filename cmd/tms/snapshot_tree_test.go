@@ -235,14 +235,15 @@ func TestAConnectionWhoseOtherEndReadsSlowly(t *testing.T) {
 	require.Equal(t, "ok", s.do("check"))
 }
 
-// alone runs a test in a PID namespace of its own, where the simulator's NVML shows no other program, and reports
-// whether this is the process that runs there.
+// alone runs a test in a PID namespace of its own, where the simulator's NVML shows no other program, and with a
+// /dev/shm of its own, where no other snapshot removes names. It reports whether this is the process that runs there.
 func alone(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv("TEST_ALONE") != "" {
 		return true
 	}
-	within := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", `setsid --wait "$@"; exit $?`, "sh",
+	within := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c",
+		`mount -t tmpfs tmpfs /dev/shm && setsid --wait "$@"; exit $?`, "sh",
 		os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 	within.Env = append(os.Environ(), "TEST_ALONE=1")
 	output, err := within.CombinedOutput()
