@@ -58,6 +58,14 @@ check_go() { # it compiles all C with warnings as errors, too
 
 check_python() {
 	build/venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder pymodule/tests
+	# PyTorch is too large to be fetched for a check, so it runs where it is found.
+	if [ -n "${TORCH_PYTHON:-}" ] || [ -x build/torch-simulator/bin/python ]; then
+		scripts/torch-simulator.sh
+	elif python3 -c 'import torch; assert (torch.version.cuda or "").startswith("13.")' 2>/dev/null; then
+		TORCH_PYTHON=python3 scripts/torch-simulator.sh
+	else
+		say "without PyTorch: scripts/torch-simulator.sh fetches it and tries it on the simulator"
+	fi
 }
 
 check_sanitized() {

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Tries pymodule on versions of PyTorch, without a GPU: whether all that it uses of them is there,
-# and has the signature that it is called with; and tms.distributed over their stores. Installs one
-# after the other from PyPI (each takes 1 to 3 GB to download and 7 GB of disk while it is tried) and
-# prints a line for each, and pytest's. docs/compatibility.md says what passed.
+# and has the signature that it is called with; tms.distributed over their stores; and those for
+# CUDA 13 on the simulator, by scripts/torch-simulator.sh. Installs one after the other from PyPI (each
+# takes 1 to 3 GB to download and 7 GB of disk while it is tried) and prints a line for each, and
+# pytest's. docs/compatibility.md says what passed.
 #     scripts/torch-versions.sh              2.6 to 2.11, 2.14 and 2.15
 #     scripts/torch-versions.sh 2.6 2.11     these
 set -euo pipefail
@@ -28,7 +29,10 @@ for version in "$@"; do
 	# The driver is the simulator's, so that the library can start.
 	PYTHONPATH=$PWD/pymodule LD_PRELOAD=$PWD/build/lib/libtms.so LD_LIBRARY_PATH=$PWD/build/sim \
 		"$place/bin/python" -W ignore scripts/torch-versions/check.py || failed=1
-	"$place/bin/pip" install -q --disable-pip-version-check --no-cache-dir pytest
+	"$place/bin/pip" install -q --disable-pip-version-check --no-cache-dir pytest numpy
 	"$place/bin/python" -m pytest -q -p no:cacheprovider pymodule/tests/test_distributed.py || failed=1
+	if "$place/bin/python" -c 'import torch; assert torch.version.cuda.startswith("13.")' 2>/dev/null; then
+		TORCH_PYTHON=$place/bin/python scripts/torch-simulator.sh || failed=1
+	fi
 done
 exit $failed

@@ -254,9 +254,11 @@ def resume(
             has the tensors of all modules in it that are not in the list. While the rest is on its
             way, a listed module waits before its forward until its memory is back. Within that
             forward the thread goes on, and all other work of the program for the devices waits
-            until all is back; CUDA graphs do so anywhere. A forward that uses memory of a module
-            which comes later, without calling that module, ends the program's CUDA context (700).
-            So list what runs as it runs, in eager mode, the model itself first. The program has to
+            until all is back; CUDA graphs do so anywhere. A compiled or data-parallel module waits
+            for all listed modules in it. Any other forward that uses memory of a module which comes
+            later, without calling that module, ends the program's CUDA context (700). So list what
+            runs as it runs, in eager mode, the model itself first. Segments of PyTorch's allocator
+            that have a tensor of none of them come first. The program has to
             run under `tms run`. Else, or while its devices have work, all is back when the resume
             returns, and a line on stderr says why.
 
@@ -282,7 +284,7 @@ def resume(
     wait = default_wait(library) if seconds is None else seconds
     mapped = resume_within(library, tags, wait, _OTHERS, seconds, ordered)
     if ordered is not None:
-        ordered.hook()
+        ordered.begin()
     _torch.look_again()
     return mapped
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ._errors import NotSupportedError
@@ -50,7 +51,7 @@ class Segment(NamedTuple):
 
 def segments_of(torch: Any, pool: Any) -> list[Segment]:
     """The segments of a torch.cuda.MemPool, or all where PyTorch cannot tell those alone."""
-    if hasattr(pool, "snapshot") and "include_traces" in pool.snapshot.__code__.co_varnames:
+    if hasattr(pool, "snapshot") and _takes_traces(pool.snapshot):
         return segments(torch, pool.snapshot(include_traces=False))
     return segments(torch)
 
@@ -71,6 +72,40 @@ def segments(torch: Any, snapshot: Any = None) -> list[Segment]:
             )
             for entry in (torch.cuda.memory_snapshot() if snapshot is None else snapshot)
         ]
+    except KeyError as error:
+        raise _missing(torch, f"{error.args[0]} in torch.cuda.memory_snapshot()") from None
+
+
+def _takes_traces(snapshot: Any) -> bool:
+    return "include_traces" in snapshot.__code__.co_varnames
+
+
+class Block(NamedTuple):
+    """What PyTorch's allocator has made of a part of a segment. Sizes in bytes."""
+
+    pool: tuple[int, int]
+    """As a segment's."""
+    address: int
+    size: int
+    free: bool
+    """No tensor has it."""
+
+
+def blocks(torch: Any) -> Iterator[Block]:
+    """All blocks of all segments. (torch.cuda.memory_snapshot)
+
+    Raises:
+        NotSupportedError: this PyTorch says less about them.
+    """
+    snapshot = torch.cuda.memory_snapshot
+    traces = {"include_traces": False} if _takes_traces(snapshot) else {}
+    try:
+        for entry in snapshot(**traces):
+            address = entry["address"]
+            for block in entry["blocks"]:
+                free = block["state"] != "active_allocated"
+                yield Block(tuple(entry["segment_pool_id"]), address, block["size"], free)
+                address += block["size"]
     except KeyError as error:
         raise _missing(torch, f"{error.args[0]} in torch.cuda.memory_snapshot()") from None
 

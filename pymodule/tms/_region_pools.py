@@ -110,7 +110,7 @@ class Pool:
     def let_go(self, owner: object) -> None:
         """Lets others claim it, if it is the owner's."""
         still = map(operator.is_, map(self._claim.get, ["by"]), [owner])
-        _in_one_go(map(self._claim.pop, itertools.compress(["by"], still)))
+        in_one_go(map(self._claim.pop, itertools.compress(["by"], still)))
 
     def usable(self, paused_by: int) -> bool:
         """Whether what it keeps of freed tensors is not paused."""
@@ -128,7 +128,7 @@ class Pool:
         )
         devices = map(operator.itemgetter(0), zip(self._unlisted(), begun))
         try:
-            _in_one_go(
+            in_one_go(
                 map(busy.append, [None]), map(self._listed.append, devices), map(list.clear, [busy])
             )
         except RuntimeError:
@@ -141,7 +141,7 @@ class Pool:
 
     def end(self, busy: list[None]) -> None:
         """Undoes `begin`, on any thread."""
-        _in_one_go(
+        in_one_go(
             map(busy.append, [None]),
             map(self._functions.end, self._listed, map(self.ids.__getitem__, self._listed)),
             map(
@@ -159,10 +159,10 @@ class Pool:
     def retire(self) -> None:
         """Takes the use count to 0: free memory in the pool is ordinary cache from here on."""
         devices = sorted(self._counted_on)
-        _in_one_go(map(self._functions.release, devices, [self.ids[device] for device in devices]))
+        in_one_go(map(self._functions.release, devices, [self.ids[device] for device in devices]))
 
 
-def _in_one_go(*calls: Iterable[object]) -> None:
+def in_one_go(*calls: Iterable[object]) -> None:
     """Makes calls from C, where no signal handler can come between two of them and raise.
 
     What they are given is looked up then, because a finalizer may run before the first of them.
@@ -179,6 +179,8 @@ class Pools:
         self._torch = torch
         self._functions = Functions(torch)
         self._all: list[Pool] = []  # that are not retired, the oldest first
+        self.ids: set[tuple[int, int]] = set()
+        """Of all pools that there have been."""
 
     def take(
         self, key: PoolKey, owner: object, allocator: object = None, paused_by: int = 0
@@ -220,7 +222,9 @@ class Pools:
                     memories.append(adopted if mine else make(allocator))
             finally:
                 exchange(current)
-        return Pool(key, self._functions, memories, current, paused_by)
+        made = Pool(key, self._functions, memories, current, paused_by)
+        self.ids.update(made.ids)
+        return made
 
     def owned(self, owner: object) -> list[Pool]:
         """The pools that a thread has claimed."""

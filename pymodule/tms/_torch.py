@@ -28,7 +28,7 @@ from . import _own_pools
 from ._errors import NotSupportedError
 from ._expandable import refuse_expandable_segments
 from ._library import load
-from ._private import segments
+from ._private import blocks as blocks_of, segments
 from ._region_pools import Pool, PoolKey, Pools
 
 
@@ -202,6 +202,25 @@ def bytes_of_regions() -> int:
         id_ for key, pools in _pools.known().items() if key for pool in pools for id_ in pool.ids
     }
     return sum(segment.total for segment in segments(sys.modules["torch"]) if segment.pool in ids)
+
+
+def blocks() -> list[tuple[int, int, bool]]:
+    """The blocks of PyTorch's allocator: the address and size of each, and whether it is free.
+
+    A free block of the program's own pool is not among them: it serves tensors while it is paused.
+    """
+    # While the driver has the rest of the process, a thread may wait there for the resume with the
+    # allocator's lock, and so would this one.
+    if not works() or _serves_all or load().stats["everything"]:
+        return []
+    ours = {(0, 0)} | (_pools.ids if _pools is not None else set())
+    with contextlib.suppress(NotSupportedError):
+        return [
+            (block.address, block.size, block.free)
+            for block in blocks_of(sys.modules["torch"])
+            if not block.free or block.pool in ours
+        ]
+    return []
 
 
 def dispose(pool: Pool) -> None:

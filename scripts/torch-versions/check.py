@@ -53,6 +53,7 @@ def private_names() -> str:
     text = (Path(torch.__file__).parent / "lib" / "libtorch_python.so").read_bytes()
     for field in (
         "segment_pool_id",
+        "active_allocated",
         "total_size",
         "active_size",
         "is_expandable",
