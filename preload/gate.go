@@ -374,34 +374,38 @@ func (p *Process) setGate(state C.enum_gate_state) error {
 // It returns the deadline, later by the time that before took.
 func (p *Process) closeGate(deadline time.Time, timeout time.Duration, before func()) (time.Time, error) {
 	p.gate.Lock()
-	closed := p.gate.closed
+	closed := p.gate.closed // by an earlier gated pause
 	p.gate.Unlock()
-	for !closed { // otherwise an earlier gated pause has closed it
-		// A thread that captures a stream makes more calls to end the capture; no other may begin one.
-		if err := p.setGate(C.GATE_NO_CAPTURES); err != nil {
-			return deadline, err
+	for {
+		if !closed {
+			// A thread that captures a stream makes more calls to end the capture; no other may begin one.
+			if err := p.setGate(C.GATE_NO_CAPTURES); err != nil {
+				return deadline, err
+			}
+			if !poll(deadline, func() bool { return !beginsCapture() && !state().Capturing }) {
+				return deadline, late("a stream is being captured into a CUDA graph, and that has not ended within %v",
+					timeout)
+			}
+			if before != nil {
+				begun := time.Now()
+				before()
+				deadline = deadline.Add(time.Since(begun))
+			}
+			if err := p.setGate(C.GATE_CLOSED); err != nil {
+				return deadline, err
+			}
 		}
-		if !poll(deadline, func() bool { return !beginsCapture() && !state().Capturing }) {
-			return deadline, late("a stream is being captured into a CUDA graph, and that has not ended within %v",
-				timeout)
-		}
-		if before != nil {
-			begun := time.Now()
-			before()
-			deadline = deadline.Add(time.Since(begun))
-		}
-		if err := p.setGate(C.GATE_CLOSED); err != nil {
-			return deadline, err
-		}
+		// Also where it was closed: a resume in an order may have let threads in, and has failed since.
 		var inside *gateUser
 		if !poll(deadline, func() bool { inside = findInside(); return inside == nil }) {
 			return deadline, late("thread %s has not come back from %s within %v", inside.name(), inside.function(),
 				timeout)
 		}
 		// A thread that had passed the gate may have begun a capture since.
-		closed = !state().Capturing
+		if closed = closed || !state().Capturing; closed {
+			return deadline, nil
+		}
 	}
-	return deadline, nil
 }
 
 // poll asks until the answer is yes, and reports whether that was before the deadline.

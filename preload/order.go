@@ -4,6 +4,7 @@ package main
 import "C"
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -60,7 +61,7 @@ type firstStep struct {
 // threads in to what that keeps paused.
 func freeForOrder(e *vmm.Engine) error {
 	if bool(C.checkpoint_asked()) || e.Records().Gated() {
-		return errors.New("a gated pause, or an order that has failed, keeps memory paused")
+		return errors.New("a gated pause, or another order, keeps memory paused")
 	}
 	return nil
 }
@@ -100,23 +101,31 @@ func (p *Process) bringBack(e *vmm.Engine, o *orderedResumeOperation, first chan
 	options, begun := o.options, false
 	options.Barred = p.socket.Outside().Covers
 	p.findPlaces(e)
-	mapped := uint64(0)
-	options.Order = &vmm.Order{Ranges: o.ranges, Back: func(step int, mapped uint64) {
-		switch {
-		case begun:
-			C.order_goes_on(C.int(step))
-		case e.Records().Gated(): // else all is back
-			begun = true
-			p.beginOrder(o.number, step)
-			first <- firstStep{mapped, nil}
-		}
-	}}
-	err := guard.Call(func() (err error) { // after a panic, too, calls must not wait for what does not come
+	mapped, failed := uint64(0), error(nil)
+	options.Order = &vmm.Order{
+		Ranges: o.ranges,
+		Back: func(step int, mapped uint64) {
+			switch {
+			case begun:
+				C.order_goes_on(C.int(step))
+			case e.Records().Gated(): // else all is back
+				begun = true
+				p.beginOrder(o.number, step)
+				first <- firstStep{mapped, nil}
+			}
+		},
+		Ended: func(err error) {
+			if begun {
+				failed = p.endOrder(err)
+			}
+		},
+	}
+	err := guard.Call(func() (err error) {
 		mapped, err = e.Resume(options)
 		return err
 	})
-	if begun && err != nil {
-		p.failOrder(err)
+	if begun && err != nil { // nothing else returns it
+		goruntime.Log(cmp.Or(failed, err).Error())
 	}
 	return mapped, err
 }
@@ -131,8 +140,17 @@ func (p *Process) beginOrder(number uint64, step int) {
 	}
 }
 
-// failOrder makes calls fail that would wait for memory which does not come. A resume of the rest opens the gate.
-func (p *Process) failOrder(err error) {
+// endOrder opens the gate. After an error it makes calls fail that would wait for memory which does not come, until a
+// resume brings that back. No resume begins before endOrder returns, and then nothing else keeps the gate closed, so the
+// resume opens it before it returns. endOrder returns the error that these calls have.
+func (p *Process) endOrder(err error) error {
+	defer p.openGate()
+	if err == nil {
+		p.gate.Lock()
+		defer p.gate.Unlock()
+		p.gate.pausing = false
+		return nil
+	}
 	hint := ""
 	if cuda.Code(err) == int(cuda.IllegalAddress) {
 		hint = ", which is what a kernel gets that uses memory before it is back"
@@ -140,13 +158,15 @@ func (p *Process) failOrder(err error) {
 	failed := fmt.Errorf("the resume was to bring memory back in an order, and has failed: %w%s. What was back stays, "+
 		"and the rest is paused with its contents: CUDA calls fail with %d until a resume brings it back", err, hint,
 		C.ERROR_ILLEGAL_STATE)
-	p.gate.Lock()
-	C.gate_set(C.GATE_CLOSED)
-	C.gate_refuse(true)
 	p.orderFailed.Store(&failed)
-	C.order_fail()
+	p.gate.Lock()
+	if p.gate.pausing = false; p.gate.paused { // else the rest was freed
+		C.gate_set(C.GATE_CLOSED)
+		C.gate_refuse(true)
+		C.order_fail()
+	}
 	p.gate.Unlock()
-	goruntime.Log(failed.Error())
+	return failed
 }
 
 // tmsOrderFailed returns the error of the order that has failed last.

@@ -68,8 +68,9 @@
 //
 // Its extent goes through the steps none, created, mapped, accessible and back. Others see the extent of an active
 // segment at accessible, and that of a paused one at none, or after an error at created or mapped: the next pause,
-// resume or free goes on from there. A worker on a segment or an extent owns it: a transition (aTransition), a driver
-// call (aCall), or a free, made or pending (aFree); lookups do not find a segment that a free owns.
+// resume or free goes on from there. Before its step of an order it is at created. A worker on a segment or an extent
+// owns it: a transition (aTransition), a driver call (aCall), or a free, made or pending (aFree); lookups do not find a
+// segment that a free owns.
 //
 // # Locks
 //

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm"
+	"tms/vmm/cuda"
 )
 
 // Memory is exposed while a pause keeps it that no gate holds the program from, however that ends.
@@ -55,6 +56,7 @@ func TestExposedInAnOrder(t *testing.T) {
 	require.NoError(t, pause(e, vmm.Options{}))
 	_, err := e.Resume(vmm.Options{Order: &vmm.Order{
 		Ranges: []vmm.OrderedRange{{Address: last, Size: 2 * mib, Step: 1}},
+		Ended:  func(err error) { require.ErrorIs(t, err, cuda.Unknown) },
 		Back: func(int, uint64) {
 			_, exposed := e.Exposed(last)
 			require.True(t, exposed, "on its way")

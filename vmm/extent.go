@@ -101,9 +101,8 @@ func (x *extent) GiveBack() {
 	}
 }
 
-// gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes. It returns the
-// size of all extents.
-func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
+// gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes.
+func (e *Engine) gather(batches []*batch, limit uint64) {
 	var p pace
 	for _, b := range batches {
 		b.extents = nil
@@ -136,16 +135,15 @@ func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
 				b.held += x.Size
 			}
 		}
-		bytes += b.moved
 	}
-	return bytes
 }
 
 // follows reports whether a segment can share an extent with the one before it. Slack can later be joined only within
 // one range, and a segment that other processes open must stand alone (share.go).
 func (s *segment) follows(last *segment) bool {
 	return s.span.SameRange(last.span) && s.address == last.address+uintptr(last.length()) &&
-		s.userMapped == nil && last.userMapped == nil && s.shared == 0 && last.shared == 0
+		s.userMapped == nil && last.userMapped == nil && s.shared == 0 && last.shared == 0 &&
+		s.outcome.step == last.outcome.step
 }
 
 // Without a gate nothing can move what is live, and nearly all memory in extents that segments share may become slack.

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"tms/internal/aid/guard"
 	"tms/vmm/stats"
 )
 
@@ -20,6 +21,9 @@ type Order struct {
 	// back, with the bytes of all that. From its first call on the gate keeps the program from the rest: Host.Gated has
 	// said so.
 	Back func(step int, mapped uint64)
+	// Ended is called when all is back, with nil, or after Back was called and the rest does not come. No other pause or
+	// resume has a turn before Ended returns.
+	Ended func(error)
 }
 
 // OrderedRange is memory that comes back at a step; the first is 0. What several ranges name comes back at the earliest
@@ -39,12 +43,13 @@ var errNoOrder = errors.New("memory of other processes comes back with it")
 
 // resumeInOrder is Resume for a caller that has closed the gate, and lets a part of the program go on as Order.Back is
 // called. It has its turn until all is back, so a pause or another resume comes before it or behind it. Each step is a
-// transaction. An error before Order.Back is first called changes nothing. After a later error, earlier steps are back.
-// The rest is paused with its contents as by a gated pause, so the gate stays closed until a resume.
+// transaction. The first one also takes the memory of all later steps, because the program can allocate after it. An
+// error before Order.Back is first called changes nothing. After a later error, earlier steps are back. The rest is
+// paused with its contents as by a gated pause, so the gate stays closed until a resume.
 //
-// Memory has its contents before it is mapped at its addresses. Host memory of contents that are not kept is given back
-// in the background, once all is back. It waits neither for memory nor for other processes: where it would have to, it
-// fails before it changes anything. Errors: as Resume.
+// After the first step, memory has its contents before it is mapped at its addresses. Host memory of contents that are
+// not kept is given back in the background, once all is back. It waits neither for memory nor for other processes: where
+// it would have to, it fails before it changes anything. Errors: as Resume.
 // (cuMemCreate, cuMemAddressReserve, cuMemMap, cuMemSetAccess, cuMemUnmap)
 func (e *Engine) resumeInOrder(options Options) (mapped uint64, err error) {
 	if err := e.barred(&options); err != nil {
@@ -77,15 +82,25 @@ func (e *Engine) resumeInOrder(options Options) (mapped uint64, err error) {
 			return 0, fmt.Errorf("resume: %w", err)
 		}
 	}
-	at, ends := e.steps(chosen, options.Order.Ranges)
 	var all []*batch
 	var ending sync.WaitGroup
 	defer ending.Wait()
 	defer func() { e.count(all, asked, err, func(t *totals) *stats.Total { return &t.resumes }) }()
-	for n, end := range ends {
-		o.aside = n > 0
-		batches := e.begin(o.Tags, func(s *segment) bool { return resumes(s) && s.imported == nil && at[s] == n })
-		err = e.transactOn(batches, "resume", o, func(batches []*batch) error {
+	at, ends := map[*segment]int(nil), []int{0}
+	step := func(n int) error {
+		o.step = n
+		batches := e.begin(o.Tags, func(s *segment) bool {
+			return resumes(s) && s.imported == nil && (n == 0 || at[s] == n)
+		})
+		defer ending.Go(func() { // while the next step is copied
+			for _, b := range batches {
+				b.endAsides()
+			}
+		})
+		return e.transactOn(batches, "resume", o, func(batches []*batch) error {
+			if n == 0 {
+				at, ends = e.steps(batches, options.Order.Ranges)
+			}
 			bytes, err := e.retake(batches, o, false)
 			if err == nil {
 				mapped += bytes
@@ -93,30 +108,73 @@ func (e *Engine) resumeInOrder(options Options) (mapped uint64, err error) {
 			}
 			return err
 		}, e.resumedSince(asked, o))
-		ending.Go(func() { // while the next step is copied
-			for _, b := range batches {
-				b.endAsides()
+	}
+
+	if err := step(0); err != nil {
+		return 0, fmt.Errorf("resume: %w", err)
+	}
+	e.dropWoken(o)
+	e.hold(at)
+	err = guard.Call(func() error { // after a panic, too, the program must not wait for what does not come
+		for n, end := range ends {
+			if n > 0 {
+				if err := step(n); err != nil {
+					return err
+				}
 			}
-		})
-		if err != nil {
-			return mapped, fmt.Errorf("resume: %w", err)
+			options.Order.Back(end, mapped)
 		}
-		if n == 0 {
-			e.dropWoken(o)
-			e.hold(at)
-		}
-		options.Order.Back(end, mapped)
+		return nil
+	})
+	if err != nil {
+		e.giveUp(o, at)
+	}
+	if options.Order.Ended(err); err != nil {
+		return mapped, fmt.Errorf("resume: %w", err)
 	}
 	e.noted.Delete(o.what())
 	return mapped, nil
 }
 
+// setLaterApart takes out of a batch, until rejoin, what comes back at later steps of an order.
+func (b *batch) setLaterApart(o *operation) (rejoin func()) {
+	segments, extents := b.segments, b.extents
+	now := func(s *segment) bool { return s.outcome.step <= o.step }
+	b.segments = filter(segments, now)
+	b.extents = filter(extents, func(x *extent) bool { return now(x.segments[0]) })
+	b.later = filter(extents, func(x *extent) bool { return !now(x.segments[0]) })
+	return func() {
+		for _, x := range b.later {
+			b.moved -= x.Size
+		}
+		b.segments, b.extents, b.later = segments, extents, nil
+	}
+}
+
+// giveUp gives the memory back that was taken for steps which do not come. What the driver refuses to release goes with
+// the next resume, pause or free, as after other errors.
+func (e *Engine) giveUp(o *operation, at map[*segment]int) {
+	taken := e.begin(o.Tags, func(s *segment) bool { return s.is(paused) && s.extent != nil && at[s] > 0 })
+	_ = e.transactOn(taken, "resume", o, func(batches []*batch) error {
+		for _, b := range batches {
+			for _, x := range b.extents {
+				_ = x.Undo(false)
+			}
+		}
+		return nil
+	}, func(*tag) {})
+}
+
 // steps joins small steps to those behind them, but for the first. It returns at which of the joined steps each segment
 // comes back, where that is not the first, and at which step of the order each of them ends. What has memory, after an
-// error, comes back at the first: it may be mapped at its addresses.
-func (e *Engine) steps(segments []*segment, ranges []OrderedRange) (at map[*segment]int, ends []int) {
+// error, comes back at the first: it may be mapped at its addresses. The segments' outcomes say the same.
+func (e *Engine) steps(batches []*batch, ranges []OrderedRange) (at map[*segment]int, ends []int) {
 	ranges = slices.Clone(ranges)
 	slices.SortFunc(ranges, func(x, y OrderedRange) int { return cmp.Compare(x.Address, y.Address) })
+	var segments []*segment
+	for _, b := range batches {
+		segments = append(segments, b.segments...)
+	}
 	slices.SortFunc(segments, func(x, y *segment) int { return cmp.Compare(x.address, y.address) })
 	given, last := map[*segment]int{nil: 0}, 0  // the first step comes always
 	bytes, total := map[int]uint64{}, uint64(0) // of each step after the first, and of all
@@ -150,6 +208,7 @@ func (e *Engine) steps(segments []*segment, ranges []OrderedRange) (at map[*segm
 	for s, step := range given {
 		if joined[step] > 0 {
 			at[s] = joined[step]
+			s.outcome.step = joined[step]
 		}
 	}
 	return at, ends

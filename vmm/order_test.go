@@ -1,10 +1,15 @@
 package vmm_test
 
 import (
+	"errors"
+	"fmt"
 	"math"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/aid/failpoint"
@@ -15,8 +20,9 @@ import (
 // inSteps resumes all in an order in which a piece has the step that of returns, or -1 for none. Before each call of
 // the driver or the system it looks whether something can be read whose contents are not back.
 func (s *scene) inSteps(of func(int) int) {
-	back := -1 // the last step that is
-	order := vmm.Order{Back: func(step int, _ uint64) {
+	back := -1       // the last step that is
+	var ends []error // of the order
+	order := vmm.Order{Ended: func(err error) { ends = append(ends, err) }, Back: func(step int, _ uint64) {
 		back = max(back, step)
 		for i, p := range s.all {
 			if paused := s.engine.PausedAt(p.address); paused && of(i) <= step {
@@ -41,17 +47,18 @@ func (s *scene) inSteps(of func(int) int) {
 	}
 	s.do("resume in order", func() error {
 		begun := s.engine.Records().Gated() // by the try before
-		back = -1
+		back, ends = -1, nil
 		failpoint.Set(look)
 		options := s.options("")
 		options.Order = &order
 		_, err := s.engine.Resume(options)
 		failpoint.Set(s.faults.err)
 		s.engine.Drain()
-		left := false
+		left, without := false, uint64(0)
 		for i, p := range s.all {
-			p.paused = s.engine.PausedAt(p.address)
-			left = left || p.paused
+			if p.paused = s.engine.PausedAt(p.address); p.paused {
+				left, without = true, without+p.request.Size
+			}
 			switch {
 			case p.paused && back >= 0 && of(i) <= back:
 				s.fail("%#x of step %d is paused, and step %d was back", p.address, of(i), back)
@@ -64,6 +71,17 @@ func (s *scene) inSteps(of func(int) int) {
 		}
 		if err == nil && (left || back != last) {
 			s.fail("step %d is back, and something is paused: %v", back, left)
+		}
+		if back < 0 && len(ends) > 0 || back >= 0 && (len(ends) != 1 || !errors.Is(err, ends[0])) {
+			s.fail("step %d is back; the caller was told %v, and got %v", back, ends, err)
+		}
+		for _, d := range s.engine.Records().Recorded().Devices {
+			for _, t := range d.Tags {
+				without -= t.PausedBytes
+			}
+		}
+		if _, fired := s.faults.count(); without != 0 && fired == 1 {
+			s.fail("%d bytes of what is paused have memory", int64(without))
 		}
 		return err
 	})
@@ -102,6 +120,7 @@ func TestResumeInOrder(t *testing.T) {
 	var back [][]int
 	var steps []int
 	_, err := engine.Resume(vmm.Options{Order: &vmm.Order{
+		Ended:  func(err error) { require.NoError(t, err) },
 		Ranges: []vmm.OrderedRange{of(0, 4), of(1, 3), of(2, 2), of(3, 1), of(4, 9), of(4, 0), of(0, 7)},
 		Back: func(step int, _ uint64) {
 			active := []int{}
@@ -137,6 +156,7 @@ func TestWhatNoRangeNamesComesFirst(t *testing.T) {
 	require.NoError(t, pause(engine, vmm.Options{}))
 	first := map[uintptr]bool{}
 	_, err := engine.Resume(vmm.Options{Order: &vmm.Order{
+		Ended: func(err error) { require.NoError(t, err) },
 		Ranges: []vmm.OrderedRange{
 			{Address: named, Size: 4096, Step: 1},
 			{Address: begins, Size: size - 1, Step: 1},
@@ -166,6 +186,7 @@ func TestAnyStep(t *testing.T) {
 	require.NoError(t, pause(engine, vmm.Options{}))
 	var steps []int
 	_, err := engine.Resume(vmm.Options{Order: &vmm.Order{
+		Ended:  func(err error) { require.NoError(t, err) },
 		Ranges: []vmm.OrderedRange{{Address: all[0], Size: size, Step: math.MaxInt}},
 		Back:   func(step int, _ uint64) { steps = append(steps, step) },
 	}})
@@ -180,7 +201,7 @@ func TestOthersDuringAnOrder(t *testing.T) {
 	const size = 4 << 20
 	all := filled(t, engine, 4, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
 	require.NoError(t, pause(engine, vmm.Options{}))
-	order := vmm.Order{}
+	order := vmm.Order{Ended: func(err error) { require.NoError(t, err) }}
 	for i, address := range all {
 		order.Ranges = append(order.Ranges, vmm.OrderedRange{Address: address, Size: size, Step: i})
 	}
@@ -207,6 +228,75 @@ func TestOthersDuringAnOrder(t *testing.T) {
 	frees(t, engine, all[1:3]...)
 }
 
+// An allocation that comes between two steps takes no memory of later steps, on whichever device: they have theirs.
+func TestAnOrderTakesAllItsMemoryFirst(t *testing.T) {
+	sim, driver, engine := simulated(t, 2)
+	const size = 4 << 20
+	r := vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost}
+	all := filled(t, engine, 3, r)
+	r.Device = 1
+	other := malloc(t, engine, r)
+	fill(other, size, 4)
+	require.NoError(t, pause(engine, vmm.Options{}))
+	order := vmm.Order{Ended: func(err error) { require.NoError(t, err) }}
+	for i, address := range append(all, other) {
+		order.Ranges = append(order.Ranges, vmm.OrderedRange{Address: address, Size: size, Step: i})
+	}
+	steps, hogs := 0, []cuda.Handle{}
+	order.Back = func(step int, mapped uint64) {
+		steps++
+		require.EqualValues(t, steps*size, mapped)
+		for device := range 2 {
+			if free := sim.Stat(fmt.Sprintf("free:%d", device)); free > 0 {
+				require.Zero(t, step, "memory has become free")
+				hog, err := driver.MemCreate(free, device)
+				require.NoError(t, err)
+				hogs = append(hogs, hog)
+			}
+		}
+	}
+	mapped, err := engine.Resume(vmm.Options{Order: &order, ExtentBytes: 64 << 20})
+	require.NoError(t, err)
+	require.EqualValues(t, [2]int{4 * size, 4}, [2]int{int(mapped), steps})
+	requireAll(t, all, size)
+	requireFilled(t, other, size, 4)
+	frees(t, engine, append(all, other)...)
+	engine.Drain()
+	for _, hog := range hogs {
+		require.NoError(t, driver.MemRelease(hog))
+	}
+	require.Zero(t, sim.Stat("handles"))
+}
+
+// What is freed before its step takes its memory with it, also where other memory of the step shares the handle.
+func TestFreesBeforeTheirStep(t *testing.T) {
+	sim, _, engine := simulated(t, 1)
+	const size = 4 << 20
+	all := filled(t, engine, 6, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
+	require.NoError(t, pause(engine, vmm.Options{}))
+	order := vmm.Order{Ended: func(err error) { require.NoError(t, err) }}
+	for i, address := range all {
+		order.Ranges = append(order.Ranges, vmm.OrderedRange{Address: address, Size: size, Step: i / 2})
+	}
+	order.Back = func(step int, _ uint64) {
+		if step == 0 {
+			require.EqualValues(t, 3, sim.Stat("handles"))
+			frees(t, engine, all[2], all[4], all[5]) // a part of the next step's memory, and all of the last step's
+			require.EqualValues(t, 2, sim.Stat("handles"))
+		}
+	}
+	engine.CheckInvariants(true)
+	_, err := engine.Resume(vmm.Options{Order: &order, ExtentBytes: 64 << 20})
+	require.NoError(t, err)
+	for _, i := range []int{0, 1, 3} {
+		requireFilled(t, all[i], size, uint64(i))
+	}
+	again := malloc(t, engine, vmm.Request{Size: size, Tag: "t"})
+	require.Equal(t, all[2], again, "beside what shares its handle")
+	require.EqualValues(t, 2, sim.Stat("handles"))
+	frees(t, engine, all[0], all[1], all[3], again)
+}
+
 // A resume that would have to wait, for memory or for others, changes nothing.
 func TestNoOrderWhereAResumeWaits(t *testing.T) {
 	sim, driver, engine := simulated(t, 1)
@@ -216,6 +306,7 @@ func TestNoOrderWhereAResumeWaits(t *testing.T) {
 	order := vmm.Order{
 		Ranges: []vmm.OrderedRange{{Address: all[1], Size: size, Step: 1}},
 		Back:   func(int, uint64) { require.Fail(t, "something is back") },
+		Ended:  func(error) { require.Fail(t, "something was back") },
 	}
 	hog, err := driver.MemCreate(sim.Stat("free:0")-size, 0)
 	require.NoError(t, err)
@@ -229,4 +320,53 @@ func TestNoOrderWhereAResumeWaits(t *testing.T) {
 	require.True(t, !slices.ContainsFunc(all, func(a uintptr) bool { return !engine.PausedAt(a) }))
 	require.NoError(t, resume(engine, vmm.Options{}))
 	requireAll(t, all, size)
+}
+
+// Other threads allocate and free while memory comes back in an order, also in slabs and beside what shares a handle.
+func TestAllocationsDuringOrders(t *testing.T) {
+	sim, _, engine := simulated(t, 1)
+	engine.CheckInvariants(true)
+	const size = 4 << 20
+	r := vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost}
+	all := filled(t, engine, 8, r)
+	small := vmm.Request{Size: 4096, Tag: "t", Backup: vmm.BackupHost}
+	var others sync.WaitGroup
+	var over atomic.Bool
+	for n := range 3 {
+		others.Go(func() {
+			for i := 0; !over.Load(); i++ {
+				kind := []vmm.Request{small, r}[(i+n)%2]
+				address, err := engine.Malloc(kind)
+				if err == nil {
+					err = engine.Free(address, false)
+				}
+				if !assert.NoError(t, err) {
+					return
+				}
+			}
+		})
+	}
+	for round := range 12 {
+		require.NoError(t, pause(engine, vmm.Options{}))
+		extra := malloc(t, engine, r)
+		require.NoError(t, pause(engine, vmm.Options{}))
+		order := vmm.Order{Ended: func(err error) { require.NoError(t, err) }}
+		for i, address := range all {
+			order.Ranges = append(order.Ranges, vmm.OrderedRange{Address: address, Size: size, Step: (i + round) % 4})
+		}
+		order.Ranges = append(order.Ranges, vmm.OrderedRange{Address: extra, Size: size, Step: 1 + round%3})
+		order.Back = func(step int, _ uint64) {
+			if step == 0 {
+				frees(t, engine, extra)
+			}
+		}
+		_, err := engine.Resume(vmm.Options{Order: &order, ExtentBytes: 64 << 20})
+		require.NoError(t, err)
+		requireAll(t, all, size)
+	}
+	over.Store(true)
+	others.Wait()
+	frees(t, engine, all...)
+	engine.Drain()
+	require.Zero(t, sim.Stat("handles"))
 }

@@ -156,7 +156,7 @@ func (e *Engine) retake(batches []*batch, o *operation, looks bool) (uint64, err
 	if err := o.barredFrom(names); err != nil {
 		return 0, err
 	}
-	bytes := e.gather(batches, o.ExtentBytes)
+	e.gather(batches, o.ExtentBytes)
 	for _, b := range batches {
 		if looks {
 			if err := e.shortageOn(b.device, b.held, b.moved, nil); err != nil {
@@ -164,7 +164,12 @@ func (e *Engine) retake(batches []*batch, o *operation, looks bool) (uint64, err
 			}
 		}
 	}
-	return bytes, e.resume(batches, o)
+	err := e.resume(batches, o)
+	bytes := uint64(0)
+	for _, b := range batches {
+		bytes += b.moved
+	}
+	return bytes, err
 }
 
 // resumedSince returns what is done with the tags of a resume that began at start.
@@ -207,6 +212,9 @@ func (o *Options) barredFrom(names []string) error {
 
 // resume restores all batches, or none.
 func (e *Engine) resume(batches []*batch, o *operation) error {
+	for _, b := range batches {
+		defer b.setLaterApart(o)()
+	}
 	gives := func(s *segment) bool { return s.contents != nil && !e.retains(s, o) }
 	err := guard.All(batches, func(b *batch) error { return e.restore(b, o) })
 	for _, b := range batches {
@@ -218,7 +226,7 @@ func (e *Engine) resume(batches []*batch, o *operation) error {
 	o.spent.waited += o.awaited
 	if err != nil {
 		for _, b := range batches {
-			for _, x := range b.extents {
+			for _, x := range slices.Concat(b.extents, b.later) {
 				if x.segments[0].outcome.state == active { // makeRoom
 					continue
 				}
@@ -259,7 +267,7 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 	b.progress.total.Store(total)
 	e.contexts.FindUsers(b.device.users, &b.device.peers)
 	defer func() {
-		if !o.aside { // resumeInOrder ends those
+		if o.step == 0 { // resumeInOrder ends those of later steps
 			b.endAsides()
 		}
 	}()
@@ -291,13 +299,13 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 			here = append(here, x)
 		}
 	}
-	for n, x := range slices.Concat(here, elsewhere) {
+	for n, x := range slices.Concat(here, elsewhere, b.later) {
 		held := x.Step > mapping.None
 		if err = b.create(x, o, idle); copied != nil { // what has not come back makes no room
 			err = nil
 			break
 		}
-		if errors.Is(err, cuda.OutOfMemory) && len(b.back) > 0 && !o.aside {
+		if errors.Is(err, cuda.OutOfMemory) && len(b.back) > 0 && o.Order == nil {
 			if err = e.makeRoom(b, o, loaders); err == nil {
 				err = x.Create()
 			}
@@ -308,10 +316,13 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 		if err == nil && !held {
 			b.held += x.Size
 		}
-		if err == nil && !o.aside {
+		if err == nil && n >= len(b.extents) { // the contents before it are on their way by now
+			continue
+		}
+		if err == nil && o.step == 0 {
 			err = x.Attach()
 		}
-		if err == nil && (o.aside || !x.reaches()) {
+		if err == nil && (o.step > 0 || !x.reaches()) {
 			var end func()
 			if end, err = x.aside(); err == nil {
 				b.asides = append(b.asides, end)
@@ -360,7 +371,7 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 		err = e.fill(b, poisonWord, func(s *segment) store.Ranges { return s.back().lost })
 	}
 	for _, x := range b.extents { // nothing reads contents before they are back
-		if err == nil && o.aside {
+		if err == nil && o.step > 0 {
 			err = x.Attach()
 		}
 	}

@@ -135,6 +135,7 @@ type outcome struct {
 	saved
 	lost  bool    // of an import
 	aside uintptr // where a resume maps memory that its device cannot reach, or 0
+	step  int     // of an order, at which its memory comes back, while the first step takes that memory
 }
 
 type state int

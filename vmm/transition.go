@@ -55,7 +55,7 @@ type operation struct {
 	discarded store.Discarded // contents that a resume, or a pause with Discard, gives up
 	awaited   time.Duration   // for memory on its way, of which the resume is no slower
 
-	aside     bool             // memory is mapped at its addresses only when it has its contents
+	step      int              // of an order; after the first, memory is mapped at its addresses only with its contents
 	postpones bool             // what a resume does not keep is given up when all is back:
 	postponed []store.Contents // this
 }
@@ -75,7 +75,8 @@ type batch struct {
 	waiting time.Duration // for memory that is on its way
 	room    uint64        // bytes that were free when it last looked, and are not taken
 
-	asides []func() // end mappings that a resume made for contents alone
+	asides []func()  // end mappings that a resume made for contents alone
+	later  []*extent // that get their memory now, and come back at later steps of the order
 
 	back  []*extent         // a resume brings their contents back from memory of the same device
 	rest  part              // the contents that a pause saves,

@@ -291,8 +291,175 @@ static void failing(void)
 	CHECK(!tms_order_is_over(number));
 	sim_clear_failures();
 	EXPECT(tms_resume("t"), 0);
-	all_is_back();
+	CHECK(tms_order_is_over(number));
 	EXPECT(add_to(all[1]), 0);
+	EXPECT(cudaDeviceSynchronize(), 0);
+	--*(unsigned *)all[1];
+	all_is_back();
+}
+
+static sem_t callback;
+
+static int enter_and_copy_behind_a_callback(void *memory)
+{
+	EXPECT(tms_order_enter(number, 0), 0);
+	EXPECT(cuLaunchHostFunc(NULL, wait_at, &callback), 0);
+	int code = copy_from(memory);
+	tms_order_leave(number);
+	return code;
+}
+
+/* A thread that was let in is still in a call when the order fails: a pause waits for the thread. */
+static void failing_inside(void)
+{
+	sem_init(&callback, 0, 0);
+	begin();
+	struct worker *copies = give(enter_and_copy_behind_a_callback, all[0]);
+	AWAIT(sim_stat("calls:cuMemcpyDtoH") > 0);
+	stands();
+	sim_fail("cuMemMap", 1, 2);
+	go_on();
+	AWAIT(cuMemsetD32_v2((uintptr_t)all[0], 0, 1) == ILLEGAL_STATE);
+	FAILS(tms_pause_gated("t", 0.1), 909, "has not come back from cuMemcpyDtoH");
+	sem_post(&callback);
+	ended(copies, 0);
+	EXPECT(tms_pause_gated("t", 600), 0);
+	EXPECT(tms_resume("t"), 0);
+	all_is_back();
+}
+
+static int allocate_all(void *size)
+{
+	void *memory;
+	int code = 0;
+	IN_REGION(code = cudaMalloc(&memory, *(size_t *)size));
+	return code ? code : cudaFree(memory);
+}
+
+static int enter_and_allocate_all(void *size)
+{
+	EXPECT(tms_order_enter(number, 0), 0);
+	int code = allocate_all(size);
+	tms_order_leave(number);
+	return code;
+}
+
+/* All memory was taken before the program goes on: what it allocates comes from what is left. */
+static void allocating(void)
+{
+	size_t was = free_bytes(), left = was - PIECES * SIZE, more = was - 3 * SIZE;
+	begin();
+	ended(give(enter_and_allocate_all, &left), 0);
+	ended(give(allocate_all, &left), 0);
+	ended(give(enter_and_allocate_all, &more), 2);
+	sim_clear_failures();
+	all_is_back();
+}
+
+static int enter_and_end(void *unused)
+{
+	(void)unused;
+	return tms_order_enter(number, 0);
+}
+
+/* A thread ends without leaving: the next one, which has its mark, was not let in. */
+static void ending(void)
+{
+	begin();
+	ended(give(enter_and_end, NULL), 0);
+	struct worker *stranger = give(add_to, all[0]);
+	held_up(stranger);
+	sim_clear_failures();
+	ended(stranger, 0);
+	EXPECT(cudaDeviceSynchronize(), 0);
+	--*(unsigned *)all[0];
+	all_is_back();
+}
+
+static _Atomic int added = -1;
+
+static void add_in_handler(int signal)
+{
+	(void)signal;
+	added = add_to(all[0]);
+}
+
+/* A handler launches a kernel above a thread that waits for its step, and so waits until all is back. */
+static void handler(void)
+{
+	EXPECT(launch_add((unsigned *)pausable(SIZE, "other", false), 0), 0); /* which loads it */
+	EXPECT(cudaDeviceSynchronize(), 0);
+	CHECK(signal(SIGUSR1, add_in_handler) != SIG_ERR);
+	begin();
+	struct worker *last = give(enter, (void *)STEPS);
+	held_up(last);
+	EXPECT(pthread_kill(last->thread, SIGUSR1), 0);
+	held_up(last);
+	EXPECT(added, -1);
+	sim_clear_failures();
+	ended(last, 0);
+	EXPECT(added, 0);
+	EXPECT(cudaDeviceSynchronize(), 0);
+	--*(unsigned *)all[0];
+	all_is_back();
+}
+
+/* Waits until a thread has slept for a moment: it waits for the resume, in this library. */
+static void waits(struct worker *w)
+{
+	AWAIT(w->number);
+	usleep(20000);
+	CHECK(!w->done);
+}
+
+static int destroy(void *context)
+{
+	return cuCtxDestroy_v2(context);
+}
+
+/* Destroys the context in which a piece was allocated, before its step and during it. */
+static void destroyed(void)
+{
+	for (int on_its_way = 0; on_its_way < 2; on_its_way++) {
+		void *own, *was;
+		EXPECT(cudaFree(NULL), 0);
+		EXPECT(cuCtxGetCurrent(&was), 0);
+		for (int i = 0; i < PIECES; i++) {
+			if (i == 2)
+				EXPECT(cuCtxCreate_v2(&own, 0, 0), 0);
+			fill(all[i] = pausable(SIZE, "t", true), SIZE, (unsigned)i);
+			EXPECT(cuCtxSetCurrent(was), 0);
+		}
+		EXPECT(tms_pause("t"), 0);
+		stand_behind(1 + on_its_way);
+		EXPECT(resume_in_order(), 0);
+		stands();
+		struct worker *w = give(destroy, own);
+		if (on_its_way)
+			waits(w);
+		else
+			AWAIT(w->done);
+		sim_clear_failures();
+		ended(w, 0);
+		AWAIT(tms_order_is_over(number));
+		for (int i = 0; i < PIECES; i++) {
+			CHECK(i == 2 || filled(all[i], SIZE, (unsigned)i));
+			EXPECT(cudaFree(all[i]), i == 2 ? 1 : 0);
+		}
+	}
+}
+
+/* A client pauses the program in the middle. */
+static void outside(void)
+{
+	char line[16];
+	begin();
+	CHECK(fgets(line, sizeof line, stdin) && puts("begun") > 0 && fflush(stdout) == 0);
+	CHECK(fgets(line, sizeof line, stdin));
+	sim_clear_failures();
+	CHECK(puts("goes on") > 0 && fflush(stdout) == 0);
+	CHECK(!fgets(line, sizeof line, stdin)); /* it has been paused and resumed */
+	all_is_back();
 }
 
 /* Frees what has not come back after a failure: nothing is left to wait for. */
@@ -336,14 +503,6 @@ static int reset(void *unused)
 {
 	(void)unused;
 	return cudaDeviceReset();
-}
-
-/* Waits until a thread has slept for a moment: it waits for the resume, in this library. */
-static void waits(struct worker *w)
-{
-	AWAIT(w->number);
-	usleep(20000);
-	CHECK(!w->done);
 }
 
 static void others(void)
@@ -499,7 +658,8 @@ int main(int argc, char **argv)
 	}
 	CHECK(RUN_PART(argv[1], {"steps", steps}, {"leaving", leaving}, {"failing", failing},
 		       {"failing and freed", failing_and_freed}, {"others", others}, {"behind", behind}, {"freed", freed},
-		       {"forked", forked},
+		       {"forked", forked}, {"failing inside", failing_inside}, {"allocating", allocating},
+		       {"ending", ending}, {"handler", handler}, {"destroyed", destroyed}, {"outside", outside},
 		       {"reset", was_reset}, {"exits", exits}, {"killed", killed}, {"busy", busy}, {"not held", not_held},
 		       {"arguments", arguments}));
 	return 0;
