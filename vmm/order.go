@@ -138,6 +138,9 @@ func (e *Engine) resumeInOrder(options Options) (mapped uint64, err error) {
 
 // setLaterApart takes out of a batch, until rejoin, what comes back at later steps of an order.
 func (b *batch) setLaterApart(o *operation) (rejoin func()) {
+	if o.Order == nil {
+		return func() {}
+	}
 	segments, extents := b.segments, b.extents
 	now := func(s *segment) bool { return s.outcome.step <= o.step }
 	b.segments = filter(segments, now)

@@ -21,7 +21,7 @@ import (
 // the driver or the system it looks whether something can be read whose contents are not back.
 func (s *scene) inSteps(of func(int) int) {
 	back := -1       // the last step that is
-	var ends []error // of the order
+	var ends []error // what Ended was told
 	order := vmm.Order{Ended: func(err error) { ends = append(ends, err) }, Back: func(step int, _ uint64) {
 		back = max(back, step)
 		for i, p := range s.all {
