@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
 	"tms/internal/control/client"
 )
@@ -212,6 +213,7 @@ func TestAForkWhileNVMLIsEnded(t *testing.T) {
 
 // A process with one thread gets no other from the library, so it may do what only such a process may.
 func TestAProcessWithOneThreadStaysSo(t *testing.T) {
+	hermetic.Namespaces(t, "--user")
 	h, _ := startHeld(t)
 	require.Equal(t, "ok", h.do("begin"))
 	require.Equal(t, "ok", h.do("holds"))
@@ -221,6 +223,7 @@ func TestAProcessWithOneThreadStaysSo(t *testing.T) {
 
 // A start that fails leaves the listener there for the next client. Its word stays mapped when it has ended.
 func TestAListener(t *testing.T) {
+	hermetic.MapFiles(t)
 	h, _ := startHeld(t)
 	require.Equal(t, "ok", h.do("thread"))
 	require.Equal(t, "ok", h.do("begin"))

@@ -3,6 +3,7 @@
 #   scripts/build-sim.sh [FOLDER [COMPILER FLAG...]]     (build/sim, and none more, unless given)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+umask 022 # what is built may be for programs of other users
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 source=internal/cudasim

@@ -9,6 +9,7 @@
 # away (gcc, libc6-dev, binutils) is installed when this runs as root; TMS_NO_INSTALL=1 forbids it.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+umask 022 # what is built may be for programs of other users
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
 
@@ -155,7 +156,7 @@ if [ $out != build/sanitized ]; then
 	mkdir -p $out/bin
 	GOARCH=$machine CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $out/bin/tms ./cmd/tms
 	rm -rf $out/man
-	GOARCH='' CGO_ENABLED=0 go run -trimpath -ldflags "-s -w" ./cmd/tms manual $out/man
+	CGO_ENABLED=0 go run -trimpath -ldflags "-s -w" ./cmd/tms manual $out/man
 	# What is linked in may only be passed on with its licence.
 	{
 		printf '%s\n' "go $GOROOT" "uplot $PWD/internal/report/uplot"

@@ -2,7 +2,7 @@
 # What scripts/test.sh leaves out because it takes long: the tests with every place at which a call can fail, those that
 # need a browser, Prometheus, tmux, musl or other mallocs, the C under sanitizers, what has threads under the race
 # detector, a release and its wheels, and the linters. Half an hour on two cores. Its parts run one after the other.
-#   scripts/check.sh [lint] [go] [python] [sanitized] [race] [release]      (all, unless some are named)
+#   scripts/check.sh [lint] [go] [python] [container] [sanitized] [race] [release]      (all, unless some are named)
 #
 # As root on Debian or Ubuntu it installs with apt-get what is missing of: gcc, libc6-dev, binutils, g++, musl-tools,
 # tmux, zsh, fish, cmake, pkg-config, python3, python3-venv, libjemalloc2, libtcmalloc-minimal4, chromium-headless-shell,
@@ -13,9 +13,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
 for part; do
-	case $part in lint | go | python | sanitized | race | release) ;; *) refuse "$@" ;; esac
+	case $part in lint | go | python | container | sanitized | race | release) ;; *) refuse "$@" ;; esac
 done
 require_preloadable
+unset_users_variables
 require_go
 require_cc
 require_sanitizers
@@ -68,6 +69,29 @@ check_python() {
 	fi
 }
 
+# As in a container that Docker starts: root of few capabilities, with 64 MiB in /dev/shm, without HOME, in a session
+# from outside of its PID namespace. What a user has set for other programs is there, too.
+check_container() {
+	local capabilities=-all name namespaces=(--mount --pid --fork --mount-proc --kill-child)
+	for name in audit_write chown dac_override fowner fsetid kill mknod net_bind_service net_raw setfcap setgid setpcap setuid sys_chroot; do
+		capabilities=$capabilities,+$name
+	done
+	[ "$(id -u)" = 0 ] || namespaces+=(--map-root-user)
+	unshare "${namespaces[@]}" true || { echo "skipped: no namespaces can be made here" >&2; return 0; }
+	unshare "${namespaces[@]}" sh -c 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec setpriv --bounding-set="$0" --inh-caps=-all "$@"' \
+		"$capabilities" env -u HOME -u TESTS_COMPLETE TESTS_QUICK=1 TMS_NO_INSTALL=1 TMS_CONTROL=1 CUDASIM_DEVICES=0 \
+		CUDA_VISIBLE_DEVICES= PYTHONSAFEPATH=1 GOCACHE="$(go env GOCACHE)" GOMODCACHE="$(go env GOMODCACHE)" bash -euo pipefail -c '
+			umask 077
+			scripts/demo.sh 2>&1 | tail -n 1
+			source scripts/require.sh
+			unset_users_variables
+			go test -vet=off -count=1 ./internal/snapshot/criu ./internal/snapshot/tree ./internal/api
+			go test -vet=off -count=1 -run "^Test(ProcessesShare|TheFolder|ASmall)" ./internal/cudasim
+			go test -vet=off -count=1 -run "^Test(Control(Dir|With)|AProcessWithOneThreadStaysSo|AListener|AnAnswerThat)" ./preload
+			build/venv/bin/python -m pytest -q pymodule/tests/test_kept.py pymodule/tests/test_ranks_share.py -k "lies_on or advances or descriptors"
+		'
+}
+
 check_sanitized() {
 	scripts/build.sh --sanitized
 	TESTS_BUILD=build/sanitized tests ./preload
@@ -87,7 +111,7 @@ check_release() {
 
 require_python dev
 scripts/build.sh
-for part in "${@:-lint go python sanitized race release}"; do
+for part in "${@:-lint go python container sanitized race release}"; do
 	for name in $part; do
 		say "$name"
 		check_$name

@@ -17,12 +17,36 @@ apt_install() {
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@" >/dev/null; }
 }
 
-# require_build_folder: build/ can be written.
+# require_build_folder: build/ can be written, programs run there, and so it is where temporary files are: a batch
+# system's TMPDIR is missing outside of its job, and hardened machines mount /tmp with noexec.
 require_build_folder() {
 	mkdir -p build 2>/dev/null && [ -w build ] || {
 		echo "$PWD/build cannot be written: copy the checkout to where you may write, and build there." >&2
 		exit 1
 	}
+	if [ -n "${TMPDIR:-}" ] && ! { [ -d "$TMPDIR" ] && [ -w "$TMPDIR" ]; }; then
+		echo "== TMPDIR=$TMPDIR cannot be written: taking /tmp" >&2
+		unset TMPDIR
+	fi
+	programs_run build || {
+		echo "Programs in $PWD/build may not be run (is it mounted with noexec?): copy the checkout elsewhere." >&2
+		exit 1
+	}
+	programs_run "${TMPDIR:-/tmp}" || {
+		echo "== programs in ${TMPDIR:-/tmp} may not be run: taking $PWD/build/_tmp for temporary files" >&2
+		mkdir -p build/_tmp
+		export TMPDIR=$PWD/build/_tmp
+	}
+}
+
+programs_run() { # FOLDER
+	local program runs=0
+	program=$(mktemp "$1/tms.XXXXXX") || return
+	printf '#!/bin/sh\n' >"$program"
+	chmod 700 "$program"
+	"$program" 2>/dev/null || runs=1
+	rm -f "$program"
+	return $runs
 }
 
 # require_preloadable: LD_PRELOAD can name what is built in this checkout.
@@ -34,6 +58,14 @@ require_preloadable() {
 	esac
 }
 
+# unset_users_variables: what a user's shell has set for programs on a GPU, for Python or for pytest is not for the tests.
+unset_users_variables() {
+	local name
+	for name in ${!TMS_@} ${!CUDA_@} ${!CUDASIM_@} ${!PYTHON@} ${!PYTEST_@} LD_PRELOAD; do
+		case $name in TMS_NO_INSTALL | PYTHON) ;; *) unset "$name" ;; esac
+	done
+}
+
 # require_go also goes to the repository by a path that Go's tools understand: they split flags at spaces and quotes.
 require_go() {
 	local found
@@ -43,6 +75,13 @@ require_go() {
 	fi
 	command -v go >/dev/null 2>&1 ||
 		missing "Go $GO_MINIMUM or newer. Get it from https://go.dev/dl/ and put its bin folder on PATH."
+	# What a user has set for other programs, in the shell or with go env -w, is not for this one.
+	[ "${GOROOT:-}/bin/go" -ef "$(command -v go)" ] || unset GOROOT
+	unset GOEXPERIMENT
+	export GO111MODULE=on GOWORK=off CGO_ENABLED=1
+	GOOS=$(cd / && GOTOOLCHAIN=local go env GOHOSTOS 2>/dev/null) || true
+	GOARCH=$(cd / && GOTOOLCHAIN=local go env GOHOSTARCH 2>/dev/null) || true
+	export GOOS GOARCH
 	# A container or a service may have no HOME, or one that cannot be written.
 	if ! (cd / && mkdir -p "$(GOTOOLCHAIN=local go env GOCACHE)" "$(GOTOOLCHAIN=local go env GOMODCACHE)") 2>/dev/null; then
 		export GOCACHE=$PWD/build/_go/cache GOPATH=$PWD/build/_go GOFLAGS="${GOFLAGS:-} -modcacherw"
@@ -54,7 +93,7 @@ require_go() {
 Get it from https://go.dev/dl/. Go 1.21 and later fetch it themselves where they reach a module proxy and GOTOOLCHAIN,
 here $(cd / && go env GOTOOLCHAIN), lets them (GOTOOLCHAIN=auto)."
 	fi
-	export GOFLAGS="${GOFLAGS:-} -buildvcs=false" # git refuses to answer in a folder of another user's
+	export GOFLAGS="${GOFLAGS:-} -mod=readonly -buildvcs=false" # git refuses to answer in a folder of another user's
 	case $PWD in
 	*[!A-Za-z0-9_./+@%=~-]*)
 		plain=$(mktemp -d /tmp/tms.XXXXXX)
@@ -69,7 +108,7 @@ require_cc() {
 	local program
 	export CC=${CC:-gcc}
 	if ! command -v "$CC" >/dev/null 2>&1 && ! { [ "$CC" = gcc ] && apt_install gcc libc6-dev; }; then
-		missing "a C compiler, $CC. Install gcc (Debian, Ubuntu: apt-get install gcc libc6-dev)."
+		missing "a C compiler, $CC. Install gcc (Debian, Ubuntu: apt-get install gcc libc6-dev)$([ "$CC" = gcc ] || echo ", and unset CC")."
 	fi
 	program=$(mktemp)
 	if ! "$CC" -x c -pthread -o "$program" - <<<'#include <pthread.h>
@@ -108,24 +147,33 @@ require_command() {
 		missing "$1, for a test (Debian, Ubuntu: apt-get install ${*:2})."
 }
 
+# require_interpreter: $PYTHON, or else python3, is new enough, and its name is in python.
+require_interpreter() {
+	local says
+	python=${PYTHON:-python3}
+	command -v "$python" >/dev/null 2>&1 || { [ "$python" = python3 ] && apt_install python3 python3-venv; } ||
+		missing "Python 3.9 or newer, $python (Debian, Ubuntu: apt-get install python3 python3-venv)."
+	says=$("$python" -c 'import sys; print("Python %d.%d" % sys.version_info[:2]); sys.exit(sys.version_info < (3, 9))' 2>&1) ||
+		missing "Python 3.9 or newer. $python says: $says
+Where a newer one has another name, set PYTHON=python3.11, say (RHEL 8: dnf install python3.11)."
+}
+
 # require_python [EXTRA] makes build/venv with the tools that this extra of pymodule names: test for its tests, dev (if
 # none is given) for linters, too. It makes one again that is only half there.
 require_python() {
 	local extra=${1:-dev}
 	require_build_folder
-	if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null &&
-		! { ! command -v python3 >/dev/null 2>&1 && apt_install python3 python3-venv; }; then
-		missing "Python 3.9 or newer (Debian, Ubuntu: apt-get install python3 python3-venv)."
-	fi
+	require_interpreter
 	if ! build/venv/bin/python -m pip --version >/dev/null 2>&1; then
 		rm -rf build/venv
-		python3 -m venv build/venv >/dev/null 2>&1 ||
-			{ apt_install python3-venv && python3 -m venv --clear build/venv; } ||
+		"$python" -m venv build/venv >/dev/null 2>&1 ||
+			{ apt_install python3-venv && "$python" -m venv --clear build/venv; } ||
 			{ rm -rf build/venv && missing "Python's venv module (Debian, Ubuntu: apt-get install python3-venv)."; }
 	fi
 	if [ ! build/venv/installed-$extra -nt pymodule/pyproject.toml ]; then
 		echo "== Python tools"
-		build/venv/bin/python -m pip install -q --no-compile --disable-pip-version-check -e "pymodule[$extra]" ||
+		# What a user has set for other environments leaves nothing missing in this one.
+		env -u PYTHONPATH -u PIP_TARGET -u PIP_PREFIX PIP_USER=0 build/venv/bin/python -m pip install -q --no-compile --disable-pip-version-check -e "pymodule[$extra]" ||
 			missing "packages of pymodule's \"$extra\" extra: pip, above, says why."
 		touch build/venv/installed-$extra
 	fi

@@ -13,6 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
 [ $# -eq 0 ] || refuse "$@"
 require_preloadable
+unset_users_variables
 require_go
 require_cc
 export TESTS_QUICK=1

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	numbering "tms/internal/machine/process"
 )
 
@@ -25,9 +26,7 @@ type contained struct {
 func contain(t *testing.T, shared, volume string) contained {
 	t.Helper()
 	flags := []string{"--user", "--map-root-user", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"}
-	if output, err := exec.Command("unshare", append(flags, "true")...).CombinedOutput(); err != nil {
-		t.Skipf("unshare makes no namespaces here: %v: %s", err, output)
-	}
+	hermetic.Namespaces(t, flags...)
 	program := exec.Command("unshare", append(flags, "sh", "-c", `exec 3<&0
 mount --bind "$1" "$2" && mount -t tmpfs none "$1" || exit
 XDG_RUNTIME_DIR=/nowhere TMPDIR="$2" LD_PRELOAD="$3" TMS_CONTROL=1 "$4" <&3 &

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
 	"tms/internal/fleet"
 )
@@ -49,6 +50,7 @@ func TestALendBetweenUsers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can start processes of other users")
 	}
+	hermetic.Reachable(t, built(t, "lib", "libtms.so"))
 	ownSockets(t)
 	require.NoError(t, os.Chmod(os.Getenv("TMPDIR"), 0o777|os.ModeSticky))
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))

@@ -19,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/snapshot/tree"
 )
 
@@ -242,6 +243,7 @@ func alone(t *testing.T) bool {
 	if os.Getenv("TEST_ALONE") != "" {
 		return true
 	}
+	hermetic.Namespaces(t, "--pid", "--fork", "--mount-proc")
 	within := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c",
 		`mount -t tmpfs tmpfs /dev/shm && setsid --wait "$@"; exit $?`, "sh",
 		os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")

@@ -421,9 +421,7 @@ func TestAnotherNamespacesNumber(t *testing.T) {
 		fmt.Sprintf("exec 3<&0; echo %d > /proc/sys/kernel/ns_last_pid; LD_PRELOAD=%s TMS_CONTROL=1 "+
 			"MASTER_ADDR=there MASTER_PORT=1 %s <&3 & wait",
 			here.Process.Pid-1, built(t, "lib", "libtms.so"), program))
-	if output, err := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "true").CombinedOutput(); err != nil {
-		t.Skipf("no PID namespace can be made: %s", output)
-	}
+	hermetic.Namespaces(t, "--pid", "--fork", "--mount-proc")
 	inside.Env = append(os.Environ(), "CUDASIM_MEMORY=256M")
 	contained := startToListen(t, inside)
 	const words = "the process that listens by that number has it in another PID namespace"

@@ -17,6 +17,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/aid/hermetic"
 )
 
 const mib = 1 << 20
@@ -48,9 +51,13 @@ func newGroupNamed(g group, name string) group { return group{g.t, g.binary, nam
 
 // leftovers returns the files of that name in this user's folder.
 func leftovers(t *testing.T, name string) []string {
-	found, err := filepath.Glob(fmt.Sprintf("/dev/shm/cudasim-%d/%s.*", os.Geteuid(), name))
-	require.NoError(t, err)
-	return found
+	var all []string
+	for _, system := range []string{"/dev/shm", "/tmp"} {
+		found, err := filepath.Glob(fmt.Sprintf("%s/cudasim-%d*/%s.*", system, os.Geteuid(), name))
+		require.NoError(t, err)
+		all = append(all, found...)
+	}
+	return all
 }
 
 func (g group) process(env ...string) *sharer {
@@ -68,11 +75,12 @@ func (g group) process(env ...string) *sharer {
 	return s
 }
 
-// obeys runs a process to its end that follows these lines, perhaps as another user.
+// obeys runs a process to its end that follows these lines, perhaps as another user: then it is readable.
 func obeys(binary string, user int, lines string, env ...string) (out, complaints string, err error) {
 	cmd := exec.Command(binary)
 	if user != 0 {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
+		env = append(env, "LD_LIBRARY_PATH="+filepath.Dir(binary))
 	}
 	cmd.Env, cmd.Stdin = env, strings.NewReader(lines)
 	var stdout, stderr strings.Builder
@@ -241,36 +249,86 @@ func TestChildrenHoldNothing(t *testing.T) {
 	survivor.requireFree(60)
 }
 
-// readable returns a copy of a program that other users can reach.
+// readable returns a copy of a program that other users can reach, with the simulator beside it: the checkout may be in
+// root's home directory.
 func readable(t *testing.T, binary string) string {
-	content, err := os.ReadFile(binary)
-	require.NoError(t, err)
-	binary = filepath.Join(t.TempDir(), "program")
-	require.NoError(t, os.WriteFile(binary, content, 0o755))
+	folder := t.TempDir()
+	for from, name := range map[string]string{binary: "program", filepath.Join(simDir(t), "libcuda.so.1"): "libcuda.so.1"} {
+		content, err := os.ReadFile(from)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(folder, name), content, 0o755))
+	}
+	binary = filepath.Join(folder, "program")
 	for path := filepath.Dir(binary); path != filepath.Clean(os.TempDir()) && path != "/"; path = filepath.Dir(path) {
 		require.NoError(t, os.Chmod(path, 0o755))
 	}
 	return binary
 }
 
-// A folder that another user has made beforehand is not trusted.
+// A folder that another user has made beforehand is not trusted, as root's in a user namespace may be. Another one is
+// taken, unless that is another user's, too.
 func TestTheFolderOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can become another user")
 	}
-	user, folder := 20_000, ""
+	systems := []string{"/dev/shm", "/tmp"} // the second where the first is small
+	user := 20_000
+	make := func(end string) (err error) {
+		for _, system := range systems {
+			folder := fmt.Sprintf("%s/cudasim-%d%s", system, user, end)
+			err = errors.Join(err, os.Mkdir(folder, 0o700))
+			t.Cleanup(func() { os.Remove(folder) })
+		}
+		return err
+	}
 	for made := fs.ErrExist; errors.Is(made, fs.ErrExist); { // another run of the tests may have, or have left, its folder
 		user++
-		folder = fmt.Sprintf("/dev/shm/cudasim-%d", user)
-		made = os.Mkdir(folder, 0o700)
+		made = make("")
 	}
-	t.Cleanup(func() { os.Remove(folder) })
 	binary := readable(t, compile(t, "shared", 0))
-	out, complaints, err := obeys(binary, user, "start 0\n", append(environment(t), "CUDASIM_SHARED=name")...)
-	require.NoError(t, err, complaints)
+	start := func() (string, string) {
+		out, complaints, err := obeys(binary, user, "start 0\n", append(environment(t), "CUDASIM_SHARED=name")...)
+		require.NoError(t, err, complaints)
+		return out, complaints
+	}
+	out, complaints := start()
+	require.Equal(t, "0\n", out, complaints)
+	var namespace unix.Stat_t
+	require.NoError(t, unix.Stat("/proc/self/ns/user", &namespace))
+	end := fmt.Sprint("-", namespace.Ino)
+	for _, system := range systems {
+		_ = os.Remove(fmt.Sprintf("%s/cudasim-%d%s", system, user, end))
+	}
+	require.NoError(t, make(end))
+	out, complaints = start()
 	require.Equal(t, "304\n", out)
-	require.Contains(t, complaints, "cudasim: CUDASIM_SHARED: "+folder)
+	require.Regexp(t, fmt.Sprintf("cudasim: CUDASIM_SHARED: (/dev/shm|/tmp)/cudasim-%d%s/", user, end), complaints)
 	require.Contains(t, complaints, "can't be used: Operation not permitted; cuInit returns 304\n")
+}
+
+// Containers have 64 MiB there, and some machines have a folder in which nothing can be made.
+func TestASmallSharedMemory(t *testing.T) {
+	const own = "TEST_SMALL_SHARED"
+	if os.Getenv(own) != "" {
+		g := newGroup(t)
+		first, second := g.start(), g.start()
+		first.does(60*mib, "allocate")
+		second.requireFree(4)
+		require.Contains(t, leftovers(t, g.name)[0], "/tmp/cudasim-")
+		return
+	}
+	flags := []string{"--mount"}
+	if os.Geteuid() != 0 {
+		flags = append(flags, "--map-root-user")
+	}
+	hermetic.Namespaces(t, flags...)
+	for _, options := range []string{"size=64m", "ro"} {
+		within := exec.Command("unshare", append(flags, "sh", "-c", `mount -t tmpfs -o "$1" tmpfs /dev/shm && exec "$2" "$3"`, "sh",
+			options, os.Args[0], "-test.run=^"+t.Name()+"$")...)
+		within.Env = append(os.Environ(), own+"=1")
+		output, err := within.CombinedOutput()
+		require.NoError(t, err, "%s", output)
+	}
 }
 
 // The next process that starts, in whatever group, removes the files of killed ones.

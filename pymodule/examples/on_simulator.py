@@ -27,7 +27,17 @@ _process = ctypes.CDLL(None)
 def _call(name: str, *arguments: object) -> None:
     code = getattr(_process, name)(*arguments)
     if code:
-        raise RuntimeError(f"{name} returned cudaError {code}")
+        raise RuntimeError(f"{name} returned cudaError {code}{_why()}")
+
+
+def _why() -> str:
+    """What libtms.so says, if it is preloaded and knows more than the number."""
+    try:
+        says = _process.tms_last_error
+    except AttributeError:
+        return ""
+    says.restype = ctypes.c_char_p
+    return f": {text.decode()}" if (text := says()) else ""
 
 
 def malloc(size: int) -> int:

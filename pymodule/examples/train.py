@@ -24,6 +24,8 @@ import sys
 import time
 from typing import Any
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # which PYTHONSAFEPATH leaves out
+
 STEPS = 20
 PAUSE_AFTER = 10
 GiB, MiB = 1 << 30, 1 << 20
@@ -145,16 +147,20 @@ def lend(training: Any, program: list[str]) -> dict[str, Any]:
     _, pause_seconds = event("pause", tms.pause)
     freed = training.free_memory() - free_before
     size = free_before + freed // 2  # more than there was before the pause
-    borrower = subprocess.Popen(
-        [*program, "--borrow", str(size)],
-        env=without_libtms(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+
+    def take() -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [*program, "--borrow", str(size)],
+            env=without_libtms(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout
+        return process, process.stdout.readline()
+
     before = training.free_memory()
-    assert borrower.stdout
-    said, _ = event("another process takes it", borrower.stdout.readline)
+    (borrower, said), _ = event("another process takes it", take)
     taken = before - training.free_memory()
     event("the other process ends", borrower.communicate)
     _, resume_seconds = event("resume", tms.resume)

@@ -8,7 +8,7 @@ from pathlib import Path
 from simulator import PYMODULE
 
 ROOT = PYMODULE.parent
-BASE = "bash cat dirname env grep head id ln mkdir mktemp printf rm sed sh sort tail tr uname"
+BASE = "bash cat chmod dirname env grep head id ln mkdir mktemp printf rm sed sh sort tail tr uname"
 NOT_TESTS = shutil.ignore_patterns("tests", ".*")
 
 

@@ -25,12 +25,15 @@ def apart() -> None:
     """Keeps the tests and the rest of the machine apart; see internal/aid/hermetic."""
     meeting = tempfile.mkdtemp(prefix="tms-test-", dir="/tmp")  # short, for paths of sockets
     others = os.environ.get(OWN, "").split(":")[2:]  # a process of pytest-xdist inherits TMPDIR
-    beside = os.path.dirname(others[0]) if others else None  # not inside, for sockets' paths
+    beside = os.path.dirname(others[0]) if others else tempfile.gettempdir()  # not inside,
+    if len(beside) > 50:  # for sockets' paths
+        beside = "/tmp"
     files = tempfile.mkdtemp(prefix="tms-test-", dir=beside)
     os.environ[OWN] = f"{os.getpid()}:{meeting}:{files}"
     os.environ.update({"XDG_RUNTIME_DIR": meeting, "TMPDIR": files})
     os.environ.pop("TMS_NO_INSTALL", None)  # is the scripts', and the library would warn of it
     tempfile.tempdir = None
+    os.umask(0o022)  # the usual one, as tests make files that others may read
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

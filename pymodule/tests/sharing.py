@@ -58,7 +58,8 @@ def taken(pid: int, fd: int, size: int) -> int:
     driver, handle = ctypes.CDLL(None), c_uint64()
     process = os.pidfd_open(pid)
     got = driver.syscall(438, process, fd, 0)  # pidfd_getfd
-    assert got >= 0
+    if got < 0:  # Docker's filter of system calls refuses it
+        got = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
     importing = driver.cuMemImportFromShareableHandle
     _check(importing(byref(handle), c_void_p(got), FILE_DESCRIPTOR))
     os.close(got)

@@ -15,10 +15,13 @@ HANGS = 600.0
 
 def environment() -> dict[str, str]:
     """The environment in which a process runs under libtms.so on two simulated devices."""
+    simulator, others = str(BUILD / "sim"), os.environ.get("LD_LIBRARY_PATH", "")
+    if others.split(":")[0] != simulator:  # Python itself may need the others, as on clusters
+        others = f"{simulator}:{others}" if others else simulator
     return {
         **os.environ,
         "LD_PRELOAD": str(BUILD / "lib" / "libtms.so"),
-        "LD_LIBRARY_PATH": str(BUILD / "sim"),
+        "LD_LIBRARY_PATH": others,
         "PYTHONPATH": f"{PYMODULE}:{DROPIN}",
         "CUDASIM_DEVICES": "2",
         "CUDASIM_MEMORY": str(DEVICE_MEMORY),

@@ -235,7 +235,8 @@ def test_a_snapshot_of_a_user_is_refused(house: House, tmp_path: Path) -> None:
     criu = tmp_path / "criu"
     criu.write_text("#!/bin/sh\necho Version: 99.0\n")
     criu.chmod(0o700)
-    # A program of a session from outside of its PID namespace, as in some containers, is refused for that.
+    # A program of a session from outside of its PID namespace, as in some containers, is refused
+    # for that.
     maker, user = house.program("setsid"), house.program("setsid")
     maker.does("published('set', 7)")
     user.does("attached()")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from checkout import ROOT, copied, path_of
-from simulator import HANGS, PYMODULE
+from simulator import BUILD, HANGS, PYMODULE
 
 SCRIPTS = sorted(
     script
@@ -118,6 +118,54 @@ def test_versions_of_go(says: str, works: bool, copy: Path, tmp_path: Path) -> N
         assert done.stderr.startswith(f"missing: Go 1.26 or newer. This one says: {says}\n")
 
 
+def test_variables_of_go_that_are_for_other_programs(copy: Path) -> None:
+    done = run(
+        "source scripts/require.sh; require_go; go env GOOS GOWORK; go list ./none || go list -m",
+        cwd=copy,
+        GOOS="plan9",
+        GOROOT="/nowhere",
+        GO111MODULE="off",
+        GOFLAGS="-mod=vendor",
+        GOWORK="/nowhere/go.work",
+        GOEXPERIMENT="none",
+    )
+    assert done.stdout == "linux\noff\ntms\n", done.stderr
+
+
+@pytest.mark.parametrize("script", ["scripts/demo.sh", "source scripts/require.sh; require_python"])
+def test_an_old_python(script: str, copy: Path, tmp_path: Path) -> None:
+    """RHEL 8 has 3.6 by the name python3, and others beside it."""
+    path = path_of(tmp_path / "bin", "find")
+    python = tmp_path / "bin" / "python3"
+    python.write_text("#!/bin/sh\necho Python 3.6\nexit 1\n")
+    python.chmod(0o755)
+    done = run(script, cwd=copy, PATH=path)
+    assert done.returncode == 1
+    words = "missing: Python 3.9 or newer. python3 says: Python 3.6\n"
+    assert done.stderr.startswith(words) and "set PYTHON=python3.11" in done.stderr
+    python.rename(tmp_path / "bin" / "python3.6")
+    done = run("source scripts/require.sh; require_interpreter", PATH=path, PYTHON=sys.executable)
+    assert done.returncode == 0, done.stderr
+
+
+def test_temporary_files_go_where_they_can(copy: Path) -> None:
+    """A batch system's TMPDIR is missing outside of its job."""
+    command = "source scripts/require.sh; require_build_folder; echo ${TMPDIR:-none}"
+    done = run(command, cwd=copy, TMPDIR="/nowhere")
+    assert done.stdout == "none\n"
+    assert done.stderr.startswith("== TMPDIR=/nowhere cannot be written: taking /tmp\n")
+
+
+def test_demo_in_an_odd_path_beside_what_a_user_has_set(copy: Path) -> None:
+    (copy / "build").symlink_to(BUILD)
+    (copy / "go.mod").unlink()  # is newer than what was built
+    variables = {"TMS_LIBRARY": "/nowhere", "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": "GPU-1"}
+    done = run("scripts/demo.sh", cwd=copy, **variables)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["losses_equal"] is True
+    assert "tms: " not in done.stderr  # it warns of TMS_NO_INSTALL, among others
+
+
 def test_go_without_a_home(copy: Path) -> None:
     done = run("source scripts/require.sh; require_go; go env GOCACHE GOMODCACHE", cwd=copy)
     assert done.returncode == 0, done.stderr
@@ -152,7 +200,7 @@ def test_build_with_a_fetched_go_in_an_odd_path(copy: Path, tmp_path: Path) -> N
 def test_odd_path_has_a_plain_name(copy: Path, tmp_path: Path) -> None:
     """It is for tools that split flags at spaces and quotes; nothing of it is left behind."""
     command = "source scripts/require.sh; require_go; pwd; pwd -P; go list -m"
-    done = run(command, cwd=copy, HOME=os.environ["HOME"])
+    done = run(command, cwd=copy)
     plain, real, module = done.stdout.splitlines()
     assert (real, module) == (str(copy), "tms")
     assert set(plain) <= set("/._") | set(map(chr, range(48, 123))) and not Path(plain).exists()
@@ -180,7 +228,6 @@ def test_half_made_environment_is_made_anew(copy: Path) -> None:
     done = run(
         "source scripts/require.sh; (require_python) || build/venv/bin/python -m pip --version",
         cwd=copy,
-        HOME=os.environ["HOME"],
         PIP_NO_INDEX="1",
     )
     assert 'missing: packages of pymodule\'s "dev" extra' in done.stderr

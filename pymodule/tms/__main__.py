@@ -13,9 +13,14 @@ def main() -> None:
     """Never returns: the process executes the command."""
     os.environ["_TMS_PYTHON"] = sys.executable  # for what the command does in Python
     try:
-        os.execv(command_path(), ["tms", *sys.argv[1:]])
+        os.execv(path := command_path(), ["tms", *sys.argv[1:]])
     except LibraryNotFoundError as error:
         sys.exit(f"tms: {error}")
+    except OSError as error:
+        sys.exit(
+            f"tms: {path} cannot be run: {error.strerror}. Where its file system is mounted with "
+            "noexec, install tms elsewhere"
+        )
 
 
 if __name__ == "__main__":

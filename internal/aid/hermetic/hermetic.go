@@ -31,7 +31,11 @@ func Main(m *testing.M, prepare ...func() error) int {
 		return failed(err)
 	}
 	defer func() { _ = os.RemoveAll(meeting) }()
-	files, err := os.MkdirTemp("", "tms-test-")
+	beside := os.TempDir()
+	if len(beside) > 50 { // a test's socket there would have a path of more than 107 bytes
+		beside = "/tmp"
+	}
+	files, err := os.MkdirTemp(beside, "tms-test-")
 	if err != nil {
 		return failed(err)
 	}
@@ -54,6 +58,7 @@ func Main(m *testing.M, prepare ...func() error) int {
 	if err := os.Unsetenv("TMS_NO_INSTALL"); err != nil { // is the scripts', and the library would warn of it
 		return failed(err)
 	}
+	unix.Umask(0o022) // the usual one, as tests make files that others may read
 	if session, err := unix.Getsid(0); err == nil && session == 0 {
 		if _, err := unix.Setsid(); err != nil {
 			return failed(fmt.Errorf("setsid: %w", err))
@@ -134,6 +139,38 @@ func Missing(t testing.TB, what string) {
 		t.Fatalf("%s is missing, which scripts/check.sh installs", what)
 	}
 	t.Skipf("%s is missing: scripts/check.sh installs it", what)
+}
+
+// Namespaces skips a test where no namespaces of these kinds can be made, as in most containers: Docker's filter of
+// system calls refuses unshare.
+func Namespaces(t testing.TB, flags ...string) {
+	t.Helper()
+	if output, err := exec.Command("unshare", append(flags, "true")...).CombinedOutput(); err != nil {
+		t.Skipf("no namespaces can be made here (unshare %s): %v: %s", strings.Join(flags, " "), err, output)
+	}
+}
+
+// MapFiles skips a test where no process can open what another has mapped, as a snapshot does.
+func MapFiles(t testing.TB) {
+	t.Helper()
+	mapped, err := filepath.Glob("/proc/self/map_files/*")
+	require.NoError(t, err)
+	require.NotEmpty(t, mapped)
+	if _, err := os.Stat(mapped[0]); err != nil {
+		t.Skipf("snapshots cannot be made here (CAP_CHECKPOINT_RESTORE): %v", err)
+	}
+}
+
+// Reachable skips a test whose programs of other users need a file that these cannot reach, as in root's home directory.
+func Reachable(t testing.TB, file string) {
+	t.Helper()
+	for folder := filepath.Dir(file); folder != "/"; folder = filepath.Dir(folder) {
+		information, err := os.Stat(folder)
+		require.NoError(t, err)
+		if information.Mode()&1 == 0 {
+			t.Skipf("other users cannot reach %s: put the checkout elsewhere, or let them (chmod o+x %s)", file, folder)
+		}
+	}
 }
 
 // Root is the folder of the module: the working directory, or one above it.

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/folder.h"
 #include "base/process.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -86,14 +87,14 @@ static void see(struct process_page *page, int process, int device, nvmlProcessI
 // (memory/budget.c).
 static uint64_t outliving(int device)
 {
-	char folder[64], name[sizeof sim.settings.shared + 32];
+	struct folder folder;
+	char name[sizeof sim.settings.shared + 32];
 	struct stat namespace;
 	uint64_t held = 0;
-	if (!*sim.settings.shared || stat("/proc/self/ns/pid", &namespace))
+	if (!*sim.settings.shared || stat("/proc/self/ns/pid", &namespace) || !folder_find(&folder))
 		return 0;
-	snprintf(folder, sizeof folder, "/dev/shm/cudasim-%u", geteuid());
 	int length = snprintf(name, sizeof name, "%s.%lu.", sim.settings.shared, (unsigned long)namespace.st_ino);
-	DIR *listing = opendir(folder);
+	DIR *listing = opendir(folder.path);
 	for (struct dirent *entry; listing && (entry = readdir(listing));) {
 		int whose = -1;
 		unsigned long long size = 0;

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/snapshot"
 )
 
@@ -76,6 +77,7 @@ func TestSharedMemoryKeepsItsHoles(t *testing.T) {
 
 // A dump goes to memory where the copy fits and a quarter of it more, and else to the disk.
 func TestADumpNeedsHostMemory(t *testing.T) {
+	hermetic.MapFiles(t)
 	const size = 64 << 20
 	require.NoError(t, roomFor(4<<20, 5<<20))
 	require.ErrorContains(t, roomFor(4<<20, 5<<20-1), "have 4.00 MiB of host memory, and 5.00 MiB is available for a copy")

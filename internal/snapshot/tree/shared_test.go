@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/snapshot"
 )
 
@@ -27,6 +28,7 @@ func withSmallShared(t *testing.T) bool {
 	if os.Geteuid() != 0 {
 		arguments = append(arguments, "--map-root-user")
 	}
+	hermetic.Namespaces(t, arguments...)
 	within := exec.Command("unshare", append(arguments, "sh", "-c", `mount -t tmpfs -o size=512k tmpfs /dev/shm && exec "$@"`, "sh",
 		os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")...)
 	within.Env = append(os.Environ(), "TEST_SMALL_SHARED=1")

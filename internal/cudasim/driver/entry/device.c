@@ -1,4 +1,5 @@
 // The driver itself and its devices: start, names, attributes, error codes.
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,7 +17,7 @@ static CUresult init(unsigned flags)
 		return CUDA_ERROR_NO_DEVICE;
 	TRY(budget_join());
 	if (!process_publish(memory.devices[0].total)) {
-		sim_complain("no memfd can be made; cuInit returns 304");
+		sim_complain("no memfd can be made: %s; cuInit returns 304", strerror(errno));
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
 	sim.initialized = true;

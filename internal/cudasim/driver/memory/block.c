@@ -1,8 +1,10 @@
 // Physical memory: ranges of one sparse memfd per device, as many as budget.c allows. mapping.c maps them.
+#include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -37,8 +39,10 @@ CUresult block_new(int index, uint64_t size, struct block **block)
 	struct device *device = &memory.devices[index];
 	if (size > (uint64_t)FILE_MOST - device->next_offset)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (!device_open(device, size))
+	if (!device_open(device, size)) {
+		sim_complain("no memory file can be made or grow by %llu bytes: %s", (unsigned long long)size, strerror(errno));
 		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
 	*block = calloc(1, sizeof **block);
 	if (!*block || !budget_take(index, size)) {
 		free(*block);

@@ -1,7 +1,7 @@
 // How much of the devices' memory is in use: by this process, or by all that share the devices (CUDASIM_SHARED),
 // although they never share contents.
 //
-// The processes share a file in /dev/shm that each maps, with a lock for changes (flock) and a member for each process
+// The processes share a file in memory (base/folder.h) that each maps, with a lock for changes (flock) and a member for each process
 // with what it holds. A member counts only while its process has a lock on the member's place (F_OFD_SETLK), so the
 // memory of a killed process is free at the next look. The last process to leave removes the file; the next process to
 // start removes one that killed processes left.
@@ -20,6 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/folder.h"
 #include "base/process.h"
 #include "memory/memory.h"
 
@@ -42,7 +43,8 @@ static int descriptor; // of the file
 
 // Where the files are, and how those end of processes that see one another, with one layout.
 static struct location {
-	char folder[64], suffix[48];
+	struct folder folder;
+	char suffix[48];
 } location;
 
 static bool lock(int fd, int how)
@@ -129,17 +131,17 @@ static bool is_held(const char *path)
 // How much memory of a device outlives its makers, among the processes of a file.
 static uint64_t outliving(const char *of, int device)
 {
-	const char *name = of + strlen(location.folder) + 1;
+	const char *name = of + strlen(location.folder.path) + 1;
 	char path[512];
 	uint64_t held = 0;
-	DIR *listing = opendir(location.folder);
+	DIR *listing = opendir(location.folder.path);
 	for (struct dirent *entry; listing && (entry = readdir(listing));) {
 		int whose = -1;
 		unsigned long long size = 0;
 		if (strncmp(entry->d_name, name, strlen(name)) || !ends_in(entry->d_name, OUTLIVES) ||
 		    sscanf(entry->d_name + strlen(name), ".%d.%llu.", &whose, &size) != 2 || whose != device)
 			continue;
-		snprintf(path, sizeof path, "%s/%s", location.folder, entry->d_name);
+		snprintf(path, sizeof path, "%s/%s", location.folder.path, entry->d_name);
 		held += is_held(path) ? size : 0;
 	}
 	if (listing)
@@ -150,19 +152,22 @@ static uint64_t outliving(const char *of, int device)
 int budget_outlive(int device, uint64_t size)
 {
 	static unsigned made;
-	char path[sizeof file + 80], name[32];
+	char path[sizeof file + 80];
 	if (!segment)
 		return -1;
 	snprintf(path, sizeof path, "%s.%d.%llu.%d-%u" OUTLIVES, file, own->places[device], (unsigned long long)size, getpid(),
 		 made++);
-	int fd = open(location.folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-	if (fd < 0)
-		return -1;
-	snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
 	unlink(path); // of an earlier process of this number
-	if (flock(fd, LOCK_SH) || linkat(AT_FDCWD, name, AT_FDCWD, path, AT_SYMLINK_FOLLOW)) {
-		close(fd);
-		return -1;
+	int fd;
+	for (struct stat status = {0}; !status.st_nlink;) { // before it is locked, others remove it
+		fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+		if (fd < 0)
+			return -1;
+		bool locked = lock(fd, LOCK_SH) && !fstat(fd, &status);
+		if (!locked || !status.st_nlink)
+			close(fd);
+		if (!locked)
+			return -1;
 	}
 	budget_give(device, size); // now the file counts
 	return fd;
@@ -171,10 +176,10 @@ int budget_outlive(int device, uint64_t size)
 // Removes the files that killed processes left.
 static void sweep(void)
 {
-	DIR *listing = opendir(location.folder);
+	DIR *listing = opendir(location.folder.path);
 	for (struct dirent *entry; listing && (entry = readdir(listing));) {
-		char path[sizeof location.folder + sizeof entry->d_name];
-		snprintf(path, sizeof path, "%s/%s", location.folder, entry->d_name);
+		char path[sizeof location.folder.path + sizeof entry->d_name];
+		snprintf(path, sizeof path, "%s/%s", location.folder.path, entry->d_name);
 		if (ends_in(entry->d_name, OUTLIVES))
 			is_held(path);
 		if (!ends_in(entry->d_name, location.suffix) || !strcmp(path, file))
@@ -194,18 +199,18 @@ static bool find_location(void)
 {
 	static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
 	struct location found = {0};
-	struct stat status, namespace;
-	snprintf(found.folder, sizeof found.folder, "/dev/shm/cudasim-%u", geteuid());
-	if (stat("/proc/self/ns/pid", &namespace) || (mkdir(found.folder, 0700) && errno != EEXIST) ||
-	    lstat(found.folder, &status))
+	struct stat namespace;
+	if (stat("/proc/self/ns/pid", &namespace))
 		return false;
+	bool usable = folder_find(&found.folder);
+	int error = errno;
 	snprintf(found.suffix, sizeof found.suffix, ".%lu.%zu", (unsigned long)namespace.st_ino, sizeof *segment);
 	pthread_mutex_lock(&finding);
 	if (memcmp(&found, &location, sizeof found))
 		location = found;
 	pthread_mutex_unlock(&finding);
-	errno = EPERM;
-	return S_ISDIR(status.st_mode) && status.st_uid == geteuid() && !(status.st_mode & 077);
+	errno = error;
+	return usable;
 }
 
 // Takes a place in the segment, which is locked.
@@ -240,7 +245,7 @@ CUresult budget_join(void)
 	if (!*sim.settings.shared || segment)
 		return CUDA_SUCCESS;
 	bool found = find_location();
-	snprintf(file, sizeof file, "%s/%s%s", location.folder, sim.settings.shared, found ? location.suffix : "");
+	snprintf(file, sizeof file, "%s/%s%s", location.folder.path, sim.settings.shared, found ? location.suffix : "");
 	if (!found || !(segment = attach(file, true, &descriptor))) {
 		sim_complain("CUDASIM_SHARED: %s can't be used: %s; cuInit returns 304", file, strerror(errno));
 		return CUDA_ERROR_OPERATING_SYSTEM;
@@ -353,7 +358,7 @@ CUresult budget_lend(int process, const char *shared, const int *places)
 		return CUDA_SUCCESS; // it has its devices for itself
 	if (!find_location())
 		return result;
-	snprintf(path, sizeof path, "%s/%s%s", location.folder, shared, location.suffix);
+	snprintf(path, sizeof path, "%s/%s%s", location.folder.path, shared, location.suffix);
 	int fd;
 	struct segment *of = attach(path, true, &fd);
 	if (!of)
