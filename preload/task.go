@@ -191,15 +191,17 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		options.SaveAll = t.Request.SaveAll
 		options.Toward = t.Request.Toward
 		options.InParts = t.Request.Parts
+		took := map[string]bool{}
+		options.Took = func(tag string) { took[tag] = true }
 		bytes, err = t.pause(e, options, func() error {
 			options := options
-			_, err := t.undo(e, options, taken(before, e.Records().Recorded(), t.Tag))
+			_, err := t.undo(e, options, taken(took, e.Records().Recorded(), t.Tag))
 			return err
 		})
 		after := e.Records().Recorded()
 		t.Reply.Imported = more(after, before, func(tag stats.Tag) uint64 { return tag.ImportedBytes })
 		if bytes > 0 || t.Reply.Imported > 0 {
-			t.Took = taken(before, after, t.Tag)
+			t.Took = taken(took, after, t.Tag)
 		}
 		if err != nil && e.Records().Gated() { // what still holds its memory does not count as paused
 			t.Took = slices.DeleteFunc(tagsWith(before, stats.Tag.AllActive), func(name string) bool {
@@ -311,16 +313,13 @@ func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes ui
 	return bytes, err
 }
 
-// taken lists the tags of which a pause of one tag, or of all (nil), has paused something. A tag that the program had
-// paused before is not among them.
-func taken(before, after stats.Stats, tag *string) (names []string) {
+// taken lists the tags of which a pause of one tag, or of all (nil), took memory that is still paused. What the program
+// had paused before is not among them. What a resume brought back while the pause waited for its turn is.
+func taken(took map[string]bool, after stats.Stats, tag *string) (names []string) {
 	if tag != nil {
 		return tagsOf(tag)
 	}
-	was, active := tagsWith(before, stats.Tag.AllPaused), tagsWith(before, stats.Tag.AllActive)
-	return slices.DeleteFunc(tagsWith(after, stats.Tag.AllPaused), func(name string) bool {
-		return slices.Contains(was, name) && !slices.Contains(active, name)
-	})
+	return slices.DeleteFunc(tagsWith(after, stats.Tag.AllPaused), func(name string) bool { return !took[name] })
 }
 
 // tagsWith lists the tags with any such bytes.

@@ -47,7 +47,9 @@ func (e *Engine) Pause(options Options) (freed uint64, err error) {
 
 	// The first transaction takes other processes' memory. The second takes this process's own, once no other has it
 	// mapped.
-	_, theirs, err := e.pausePart(o, true)
+	var theirs, own []*segment
+	defer func() { e.tellTook(o, theirs, own) }()
+	_, theirs, err = e.pausePart(o, true)
 	if err == nil {
 		err = e.awaitImporters(o)
 	}
@@ -63,7 +65,6 @@ func (e *Engine) Pause(options Options) (freed uint64, err error) {
 			return e.resume(batches, o)
 		}, func(*tag) {})
 	}
-	var own []*segment
 	if err == nil {
 		freed, own, err = e.pausePart(o, false)
 	}
@@ -84,6 +85,24 @@ func (e *Engine) Pause(options Options) (freed uint64, err error) {
 	}
 	o.spent.waited += o.discarded.Await()
 	return freed, nil
+}
+
+// tellTook tells the caller of a pause whose memory it has taken.
+func (e *Engine) tellTook(o *operation, segments ...[]*segment) {
+	if o.Took == nil {
+		return
+	}
+	tags := map[string]bool{}
+	var p pace
+	e.mu.Lock()
+	for _, s := range slices.Concat(segments...) {
+		tags[s.tag.name] = true
+		p.yield(e, 1)
+	}
+	e.mu.Unlock()
+	for name := range tags {
+		o.Took(name)
+	}
 }
 
 // soon is how long a pause that has failed waits for other processes' memory.

@@ -36,3 +36,20 @@ func TestPausedBy(t *testing.T) {
 	require.NoError(t, engine.Free(b, false))
 	require.Zero(t, engine.Records().PausedBy("t"), "all of it is freed")
 }
+
+// A pause tells its caller which tags it has taken memory of: not those that were paused before.
+func TestAPauseTellsWhatItTook(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	for _, tag := range []string{"before", "half", "now"} {
+		malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: tag})
+	}
+	require.NoError(t, pause(engine, vmm.Options{Tags: []string{"before", "half"}}))
+	malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "half"})
+	took := map[string]bool{}
+	options := vmm.Options{Took: func(tag string) { took[tag] = true }}
+	require.NoError(t, pause(engine, options))
+	require.Equal(t, map[string]bool{"half": true, "now": true}, took)
+	clear(took)
+	require.NoError(t, pause(engine, options))
+	require.Empty(t, took)
+}

@@ -37,6 +37,7 @@ type Options struct {
 	Importers    time.Duration       // how long a pause waits for others to unmap memory, and a resume for theirs
 	Unseen       bool                // the program does not know of a resume, so that waits for memory alone
 	Since        uint64              // only what transitions after that have paused or resumed, or 0 for all
+	Took         func(tag string)    // is told the tags of which a pause has taken memory, also before an error; or nil
 	InParts      bool                // a pause with Gated gives memory back as it saves contents: see Engine.Pause
 	Coming       *Coming             // memory that a resume lacks is on its way; or nil
 	Order        *Order              // a resume brings memory back step by step; or nil

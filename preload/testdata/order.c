@@ -47,23 +47,34 @@ static void make(void)
 	EXPECT(tms_pause("t"), 0);
 }
 
-static int resume_in_order(void)
+static const char *const only_t[] = {"t", NULL};
+
+static int resume_in_order_with(const char *const *tags)
 {
 	tms_ordered order[STEPS];
-	const char *const tags[] = {"t", NULL};
 	for (int i = 0; i < STEPS; i++)
 		order[i] = (tms_ordered){all[i + 1], SIZE, i + 1};
 	return tms_resume_in_order(tags, 0, order, STEPS, &number);
 }
 
+static int resume_in_order(void)
+{
+	return resume_in_order_with(only_t);
+}
+
 /* Resumes so that the first piece is back, and the others are on their way. */
+static void begin_with(const char *const *tags)
+{
+	stand_behind(1);
+	EXPECT(resume_in_order_with(tags), 0);
+	EXPECT(tms_last_bytes(), SIZE);
+	CHECK(!tms_order_is_over(number));
+}
+
 static void begin(void)
 {
 	make();
-	stand_behind(1);
-	EXPECT(resume_in_order(), 0);
-	EXPECT(tms_last_bytes(), SIZE);
-	CHECK(!tms_order_is_over(number));
+	begin_with(only_t);
 }
 
 static void all_is_back(void)
@@ -449,16 +460,20 @@ static void destroyed(void)
 	}
 }
 
-/* A client pauses the program in the middle. */
+/* A client pauses the program in the middle. Each piece has a tag of its own. */
 static void outside(void)
 {
+	static const char *const tags[PIECES] = {"first", "on its way", "later", "last"};
 	char line[16];
-	begin();
+	for (int i = 0; i < PIECES; i++)
+		fill(all[i] = pausable(SIZE, tags[i], true), SIZE, (unsigned)i);
+	EXPECT(tms_pause(NULL), 0);
+	begin_with(NULL);
 	CHECK(fgets(line, sizeof line, stdin) && puts("begun") > 0 && fflush(stdout) == 0);
 	CHECK(fgets(line, sizeof line, stdin));
 	sim_clear_failures();
 	CHECK(puts("goes on") > 0 && fflush(stdout) == 0);
-	CHECK(!fgets(line, sizeof line, stdin)); /* it has been paused and resumed */
+	CHECK(!fgets(line, sizeof line, stdin)); /* it has been paused, and the client has gone */
 	all_is_back();
 }
 
