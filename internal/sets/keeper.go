@@ -103,7 +103,12 @@ func (k *Keeper) answer(from owner, asked control.Request, given *int) (reply co
 			err = cuda.Refuse(cuda.SymbolNotFound, "the set was lost with a keeper that was killed, because no "+
 				"process had it attached")
 		case s == nil:
-			err = cuda.Refuse(cuda.SymbolNotFound, "there is no complete set of that name")
+			words := "there is no complete set of that name"
+			if next := k.nextVersion(r.Name); next > 1 {
+				words += fmt.Sprintf(": its newest version was dropped, or was lost with a keeper that was killed. "+
+					"Processes that have version %d keep it; publish the next version whole", next-1)
+			}
+			err = cuda.Refuse(cuda.SymbolNotFound, "%s", words)
 		case r.Op == control.Drop:
 			s.Replaced = true
 			reply.Sets = []control.KeptSet{s.description()}

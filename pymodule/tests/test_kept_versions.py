@@ -362,6 +362,73 @@ def test_a_step_that_is_interrupted_as_it_begins(house: House, tmp_path: Path) -
     assert engine.run("value()") == 3
 
 
+INTERRUPTED = """
+import gc, sys
+gc.disable()
+OURS = os.path.dirname(tms.__file__), os.path.dirname(os.__file__) + "/contextlib.py"
+kept = []
+def interrupted(call, at):
+    # Ctrl-C comes once at each step of the code of tms and contextlib. All tracebacks are kept.
+    n = more = 1
+    while more:
+        left = n
+        def trace(frame, event, _argument):
+            nonlocal left
+            if not frame.f_code.co_filename.startswith(OURS):
+                return None
+            frame.f_trace_opcodes = True
+            if event in ("call", at):
+                left -= 1
+                if left == 0:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+        more = 0
+        sys.settrace(trace)
+        try:
+            call()
+        except KeyboardInterrupt as error:
+            kept.append(error)
+            more = 1
+        sys.settrace(None)
+        n += 1
+    return n
+"""
+
+
+def test_steps_that_are_interrupted_anywhere_end(house: House) -> None:
+    trainer, engine = pair(house)
+    engine.does(INTERRUPTED)
+    engine.does("def steps():\n    with policy.step(): pass")
+    engine.does(
+        "import threading\n"
+        "begun, ends = threading.Event(), threading.Event()\n"
+        "def holds():\n"
+        "    with policy.step(): begun.set(); ends.wait()\n"
+        "thread = threading.Thread(target=holds); thread.start(); begun.wait()"
+    )
+    assert engine.run("interrupted(steps, 'opcode')") > 50
+    trainer.does("write(2)")
+    late = house.command("kept", "advance", "set", "--timeout", "100ms")
+    assert "a step of the program has not ended" in late.stderr, "no step has ended twice"
+    engine.does("ends.set(); thread.join()")
+    assert house.command("kept", "advance", "set", "--timeout", "5s").returncode == 0
+    assert engine.run("value()") == 2
+
+
+def test_versions_that_are_interrupted_anywhere_go(house: House) -> None:
+    trainer, engine = pair(house)
+    trainer.does("write(2)")
+    before = engine.free()
+    trainer.does(INTERRUPTED)
+    trainer.does("def nothing():\n    with tms.kept('set').next(): pass")
+    assert trainer.run("interrupted(nothing, 'line')") > 200
+    until(lambda: engine.free() == before)
+    newest = engine.run("policy.newest")
+    trainer.does("write(3)")
+    assert engine.run("[policy.advance(), value()]") == [newest + 1, 3]
+
+
 def test_a_set_that_is_attached_twice_is_not_moved(house: House) -> None:
     trainer, engine = pair(house)
     engine.does("mine = tensors; attached(); other, tensors = tensors, mine")
@@ -489,8 +556,13 @@ def test_a_keeper_that_is_killed_with_both_versions(house: House) -> None:
     assert engine.run("policy.back(), value(), policy.advance(), value()") == [1, 1, 2, 2]
     trainer.does("write(3)")
     house.kill_keeper()  # no process has the newest
-    assert "no complete set" in engine.run("policy.advance()")
+    for told in engine.run("policy.advance()"), trainer.run("write(4)"):
+        assert "its newest version" in told and "lost with a keeper that was killed" in told
+        assert "have version 2 keep it; publish the next version whole" in told
+        assert "Publish it first" not in told
     assert engine.run("value(), policy.back(), value()") == [2, 1, 1]
+    trainer.does("published('set', 5); write(6)")
+    assert engine.run("policy.advance(), value(), stays()") == [3, 6, True]
 
 
 def test_a_keeper_that_is_stopped(house: House) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ._arguments import check_flag, check_text, shown
 from ._errors import NotSupportedError, TmsError
 from ._kept_set import Place, Set
-from ._kept_versions import Following, next_version
+from ._kept_versions import Following, NextVersion
 from ._library import Library, load
 
 if TYPE_CHECKING:
@@ -191,13 +191,15 @@ class Kept:
             TmsError: there is no complete set of the name, or the keeper was killed in the body.
         """
         check_flag("copy", copy)
-        return next_version(self, device, copy)
+        return NextVersion(self, device, copy)
 
     def _manifest(self) -> dict[str, Any]:
         if self._set is None:
             self.__enter__()
         if self._set is None:
-            words = f"{self._missing} Publish it first."
+            words = str(self._missing)
+            if "publish" not in self._missing.cause:
+                words += " Publish it first."
             raise TmsError(words, code=_NO_SUCH_SET, cause=self._missing.cause)
         manifest = self._set.manifest()
         if manifest.get("format") != _FORMAT:

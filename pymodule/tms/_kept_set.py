@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import itertools
 import json
 import weakref
 from collections.abc import Callable
@@ -22,8 +24,11 @@ class Set:
         self.library = library
         self._name = name
         self.handle = ctypes.c_void_p()
-        # First, because an interrupt may come when the call has filled the handle in.
-        weakref.finalize(self, _close, library.c.tms_kept_close, self.handle).atexit = False
+        # First, because an interrupt may come when the call has filled the handle in. The end is
+        # C's code, where none comes: next() closes the handle, and the reference is its default.
+        close = map(library.c.tms_kept_close, filter(None, (self.handle,)))
+        ends = functools.partial(next, itertools.chain(close, (None,)))
+        _ends[id(self)] = weakref.ref(self, ends)
         self.check(make(ctypes.byref(self.handle), check_text("name", name), *more), doing)
 
     def manifest(self) -> dict[str, Any]:
@@ -78,9 +83,8 @@ class Set:
             raise from_code(code, f"{doing} the set {self._name!r}", self.library.last_error)
 
 
-def _close(close: Callable[[ctypes.c_void_p], int], handle: ctypes.c_void_p) -> None:
-    if handle:
-        close(handle)
+_ends: dict[int, weakref.ref[Set]] = {}
+"""What closes the handle of each set, by its number in Python, which a later set may get."""
 
 
 class _Memory:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import itertools
 import json
 import traceback
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ._errors import OutOfMemoryError
+from ._kept_body import Body
 from ._kept_set import Place, Set
+from ._region_pools import in_one_go
 
 if TYPE_CHECKING:
     import torch
@@ -119,8 +121,7 @@ class Following:
         """What the set's maker has written."""
         return self._set.manifest()
 
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> contextlib.AbstractContextManager[None]:
         """Marks a step: all work on the tensors must be given to the device in such a body.
 
         From the first step on, `tms kept advance` moves the set from outside when no step is
@@ -134,18 +135,35 @@ class Following:
         if not self._steps:
             self._set.check(c.tms_kept_follow(self._set.handle, int(self.keeps)), "following")
             self._steps = True
-        begun: list[int] = []
-        begin = _noting(c.tms_kept_step_begin, begun)
-        try:
-            begin()
-            yield
-        finally:
-            if begun:
-                c.tms_kept_step_end()
+        return _Step(c)
 
     def settle(self) -> None:
         """Lets the version before go, if one is kept. Its memory is free when no process has it."""
         self._set.check(self._set.library.c.tms_kept_settle(self._set.handle), "settling")
+
+
+class _Step(Body[None]):
+    """As `Following.step`."""
+
+    def __init__(self, c: Any) -> None:
+        self._begun: list[int] = []
+        self._begin = _noting(c.tms_kept_step_begin, self._begun)
+        self._end = c.tms_kept_step_end
+
+    def __enter__(self) -> None:
+        try:
+            self._begin()
+        except BaseException:
+            self.give_up()
+            raise
+
+    def entered(self) -> bool:
+        return bool(self._begun)
+
+    def give_up(self) -> None:
+        begun = len(self._begun)
+        ended = itertools.starmap(self._end, itertools.repeat((), begun))
+        in_one_go(ended, map(self._begun.__delitem__, itertools.repeat(0, begun)))
 
 
 def _noting(function: Any, done: list[int]) -> Any:
@@ -158,37 +176,50 @@ def _noting(function: Any, done: list[int]) -> Any:
     return noting
 
 
-@contextlib.contextmanager
-def next_version(kept: Kept, device: Any, copy: bool) -> Iterator[dict[str, torch.Tensor]]:
+class NextVersion(Body["dict[str, torch.Tensor]"]):
     """As `Kept.next`."""
-    made: Set | None = None
-    tensors: dict[str, torch.Tensor] = {}
-    try:
-        with _letting_go():
-            made, manifest = _begun(kept, device, copy, tensors)
-        yield tensors
-        with _letting_go():
-            made.seal(json.dumps({**manifest, TRAINED: True}).encode())
-    finally:
-        tensors.clear()
-        del made
+
+    def __init__(self, kept: Kept, device: Any, copy: bool) -> None:
+        self._given = kept, device, copy
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._made: Set | None = None
+        self._manifest: dict[str, Any] = {}
+
+    def __enter__(self) -> dict[str, torch.Tensor]:
+        try:
+            self._made, self._manifest = _begun(*self._given, self._tensors)
+        except BaseException as error:
+            self.give_up()
+            _let_go(error)
+            raise
+        return self._tensors
+
+    def entered(self) -> bool:
+        return self._made is not None
+
+    def leave(self, *exception: object) -> None:
+        try:
+            if self._made is not None and not any(exception):
+                self._made.seal(json.dumps({**self._manifest, TRAINED: True}).encode())
+        except BaseException as error:
+            _let_go(error)
+            raise
+
+    def give_up(self) -> None:
+        self._made = None
+        self._tensors.clear()
 
 
 TRAINED = "trained"
 """In a manifest: a trainer has written the contents, and not the process that read a checkpoint."""
 
 
-@contextlib.contextmanager
-def _letting_go() -> Iterator[None]:
-    """Takes their variables from the functions that an exception of the body names.
+def _let_go(error: BaseException) -> None:
+    """Takes their variables from the functions that an exception names.
 
     Otherwise a program that keeps the exception would keep a version that is not complete.
     """
-    try:
-        yield
-    except BaseException as error:
-        traceback.clear_frames(error.__traceback__)
-        raise
+    traceback.clear_frames(error.__traceback__)
 
 
 def _begun(
