@@ -88,6 +88,7 @@ check_container() {
 			go test -vet=off -count=1 ./internal/snapshot/criu ./internal/snapshot/tree ./internal/api
 			go test -vet=off -count=1 -run "^Test(ProcessesShare|TheFolder|ASmall)" ./internal/cudasim
 			go test -vet=off -count=1 -run "^Test(Control(Dir|With)|AProcessWithOneThreadStaysSo|AListener|AnAnswerThat)" ./preload
+			go test -vet=off -count=1 -run "^TestA(ProgramWithoutRings|MoveInAContainer)" ./cmd/tms
 			build/venv/bin/python -m pytest -q pymodule/tests/test_kept.py pymodule/tests/test_ranks_share.py -k "lies_on or advances or descriptors"
 		'
 }
