@@ -3,6 +3,7 @@
 # (5.5 GB of disk) into build/torch-simulator, unless TORCH_PYTHON names a Python that has it, and makes stubs of
 # what PyTorch's libraries want of libcudart and the simulator lacks.
 #     scripts/torch-simulator.sh               the tests in pymodule/tests/pytorch
+#     scripts/torch-simulator.sh -k order      some of them, by pytest's option
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -50,4 +51,4 @@ END
 } >"$place/stubs.c"
 gcc -shared -fPIC -o "$place/stubs.so" "$place/stubs.c"
 TESTS_PYTORCH="$python" TESTS_STUBS="$PWD/$place/stubs.so" \
-	build/venv/bin/python -m pytest -q pymodule/tests/pytorch
+	build/venv/bin/python -m pytest -q pymodule/tests/pytorch "$@"
