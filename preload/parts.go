@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 
 	"tms/internal/control/server"
@@ -53,6 +54,20 @@ func (p *parts) keepOpen(id, bytes uint64, descriptor int) {
 		p.said = true
 		goruntime.Log(fmt.Sprintf("if the keeper is killed, no other can take over a set from this process: %v", err))
 	}
+}
+
+// renumber gives what is in use other numbers. The socket's thread has its descriptors by these, or awaits them.
+func (p *parts) renumber(numbers map[uint64]uint64) {
+	p.Lock()
+	defer p.Unlock()
+	moved := map[uint64]*part{}
+	for id, of := range p.of {
+		if to := numbers[id]; to != 0 {
+			delete(p.of, id)
+			moved[to] = of
+		}
+	}
+	maps.Copy(p.of, moved)
 }
 
 func (p *parts) unuse(id uint64) {

@@ -41,16 +41,24 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 		reply.Alignment, err = t.align()
 	case control.Advance:
 		reply.Sets, err = t.advance()
+	case control.Adopt:
+		err = p.adopt(t.Request.Sets)
 	default:
 		if t.Request.Op == control.Pause {
 			defer func() { t.forgetLive(err) }()
 		}
-		if t.Request.Everything && t.Request.Op == control.Pause {
-			var done func()
-			if done, err = p.keepAsleep(control.Seconds(t.Request.TimeoutSeconds())); err != nil {
+		if t.isForSnapshot() {
+			if err = t.setsStay(); err != nil {
 				break
 			}
-			defer done()
+		}
+		awake := func() {}
+		if t.Request.Everything && t.Request.Op == control.Pause {
+			if awake, err = p.keepAsleep(control.Seconds(t.Request.TimeoutSeconds())); err != nil {
+				break
+			}
+			awake = sync.OnceFunc(awake)
+			defer awake()
 		}
 		if err = t.everything(); err != nil {
 			break
@@ -63,11 +71,6 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 		e := p.engine.Load()
 		if e == nil && t.isForSnapshot() && bool(C.listener_saw_cuda()) {
 			e, err = p.start()
-		}
-		if e != nil && err == nil && t.isForSnapshot() && e.HasSets() {
-			err = cuda.Refuse(cuda.NotSupported, "the program has memory of a set (tms.kept), which is the keeper's, and which a "+
-				"snapshot would not bring back: have it free these tensors for the snapshot, and attach the set again")
-			break
 		}
 		if e != nil {
 			reply.Bytes, err = t.carryOut(e)
@@ -92,6 +95,10 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 		}
 		if err == nil && t.Request.Op == control.Pause && (t.Request.Everything || t.isForSnapshot()) {
 			t.Took = append(t.Took, rights.Rest)
+		}
+		if err == nil && t.isForSnapshot() { // no operation on a set begins by now, and those that wait are refused
+			awake()
+			err = t.setsStay()
 		}
 	}
 	reply.NCCL, reply.Communicators = t.nccl.outcome, t.nccl.apart

@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"maps"
 
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
@@ -14,18 +15,6 @@ import (
 
 // Keeper stands for the keeper in place of a PID.
 const Keeper = -1
-
-// HasSets reports whether memory of the keeper is attached, paused or not.
-func (e *Engine) HasSets() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, s := range e.sharing.imports {
-		if s.imported.share.PID == Keeper {
-			return true
-		}
-	}
-	return false
-}
 
 // MakeForSet makes memory on a device for the keeper, of at least size bytes. It returns the descriptor that alone
 // holds it, which the caller closes, and its bytes. (cuMemCreate, cuMemExportToShareableHandle, cuMemRelease) Errors:
@@ -72,6 +61,26 @@ func (h Shared) Sums(ordinal, descriptor int, bytes uint64, keys *digest.Keys) (
 func (h Shared) Attach(ordinal int, id uint64, tag string, readOnly bool) (uintptr, error) {
 	e := h.engine
 	return e.importAs(ordinal, Share{PID: Keeper, ID: id}, 0, tag, readOnly)
+}
+
+// Renumber gives paused memory of the keeper other numbers. Each has the old number's size.
+func (h Shared) Renumber(numbers map[uint64]uint64) {
+	e := h.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	moved := map[importKey]*segment{}
+	for key, s := range e.sharing.imports {
+		if to := numbers[key.share.ID]; key.share.PID == Keeper && to != 0 {
+			other := *s.imported // a resume that has asked for the old number asks again
+			other.share.ID = to
+			if s.imported = &other; s.extent != nil {
+				s.extent.imported = &other
+			}
+			delete(e.sharing.imports, key)
+			moved[s.imported.key(s)] = s
+		}
+	}
+	maps.Copy(e.sharing.imports, moved)
 }
 
 // Protect makes an import of Attach read-only, when the devices have finished with it. Errors: ErrInvalidAddress,

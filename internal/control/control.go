@@ -25,7 +25,7 @@ import (
 // Version is the protocol's version, as far as this process understands it. A field or operation without which a request
 // would mean something else raises it, and requests that have such a field say so by their version. A process refuses
 // a later version, and ignores fields that it does not know.
-const Version = 3
+const Version = 4
 
 // Limits of a process that answers.
 const (
@@ -144,6 +144,8 @@ type KeptSet struct {
 	Replaced bool        `json:"replaced"` // it was dropped or replaced, and a process still uses it
 	// Version counts the complete sets of the name: one that takes over the name is the next. A copy keeps it.
 	Version uint64 `json:"version,omitempty"`
+	// Maker is the process that is writing the set, while it is not complete.
+	Maker int `json:"maker,omitempty"`
 	// Follows is for a process's status: an Advance moves the set.
 	Follows bool  `json:"follows,omitempty"`
 	Users   []int `json:"users"` // processes
@@ -156,6 +158,21 @@ type KeptChunk struct {
 	// Node says that the chunk is in extents of reserved host memory, of that NUMA node: this one, and More.
 	Node *int     `json:"node,omitempty"`
 	More []uint64 `json:"more,omitempty"`
+}
+
+// Adopted says which set of the keeper is in the place of one that a restored process had.
+type Adopted struct {
+	Was []uint64 `json:"was"` // the number of the set in the snapshot, and those of its chunks
+	Set KeptSet  `json:"set"`
+}
+
+// Numbers returns the new number for each old one.
+func (a Adopted) Numbers() map[uint64]uint64 {
+	numbers := map[uint64]uint64{a.Was[0]: a.Set.ID}
+	for i, chunk := range a.Set.Chunks {
+		numbers[a.Was[1+i]] = chunk.ID
+	}
+	return numbers
 }
 
 // Driver is the driver's part of a process that is paused with everything, as the client knows it that made the pause.

@@ -33,6 +33,7 @@ var requestLines = []control.Request{
 	control.SteerRequest{Op: control.Resume, ID: 5, Tag: pointer("weights"), Wait: 60, Turn: true},
 	control.SteerRequest{Op: control.Resume, ID: 6, Everything: true},
 	control.SteerRequest{Op: control.Pause, ID: 27, Parts: true},
+	control.SteerRequest{Op: control.Pause, ID: 33, Everything: true, To: control.ToMemory, SaveAll: true, SaveSets: true},
 	control.SteerRequest{Op: control.Resume, ID: 28, Turn: true, Ahead: map[string]uint64{"GPU-1": 1 << 30}},
 	control.SteerRequest{Op: control.Complete, ID: 29},
 	control.SteerRequest{Op: control.Keep, ID: 7},
@@ -61,6 +62,10 @@ var requestLines = []control.Request{
 	control.SetRequest{Op: control.Give, ID: 24, Node: pointer(0)},
 	control.SteerRequest{Op: control.Contents, ID: 25},
 	control.SteerRequest{Op: control.Park, ID: 26, User: "anna", Lease: 60},
+	control.SteerRequest{Op: control.Adopt, ID: 31, Sets: []control.Adopted{{Was: []uint64{71, 72}, Set: control.KeptSet{
+		ID: 31, Name: "model", Device: "GPU-1", Sealed: 1700000000000000000, Bytes: 2 << 20, Version: 3,
+		Chunks: []control.KeptChunk{{ID: 41, Bytes: 2 << 20}}}}}},
+	control.SetRequest{Op: control.Seal, ID: 32, Set: 31, Before: 1, Restored: 3, Nameless: true},
 }
 
 // replyLines has an answer to each request, by the ID of the request, and one refusal.
@@ -107,6 +112,9 @@ func replyLines(t *testing.T) []control.Reply {
 		{ID: 28, OK: true, Bytes: 1 << 30, Seconds: 0.25},
 		{ID: 29, OK: true},
 		{ID: 30, OK: true, Seconds: 0.25, Sets: sets},
+		{ID: 33, OK: true, Bytes: 1 << 30, Seconds: 0.25},
+		{ID: 31, OK: true, Seconds: 0.25},
+		{ID: 32, OK: true, Sets: sets},
 		{ID: 14, Code: 600, Error: "the memory is paused", Stopped: true},
 		{ID: 7, OK: true, Ignored: []string{"colour"}},
 	}
@@ -247,7 +255,7 @@ func TestFieldsOfLaterVersions(t *testing.T) {
 	}
 	require.Empty(t, control.Unknown([]byte("[]")))
 	for line, refused := range map[string]string{
-		`{"version":4,"op":"status"}`:   "the request has version 4 of the protocol, and this process speaks version 3",
+		`{"version":5,"op":"status"}`:   "the request has version 5 of the protocol, and this process speaks version 4",
 		`{"version":1,"op":"snapshot"}`: `there is no operation "snapshot"; there are status, pause`,
 	} {
 		_, _, err := control.ParseRequest([]byte(line))

@@ -38,6 +38,9 @@ const (
 	// Park has the socket's thread do nothing, so that CRIU can dump the process, until this client's next line or its
 	// end. A process that is restored from such a dump keeps the client's pause, and awaits its contents by Put.
 	Park = "park"
+	// Adopt gives the sets that a restored process has open the numbers by which the keeper has them here, before the
+	// process gets its contents. The process then counts as a user of these sets.
+	Adopt = "adopt"
 )
 
 // The operations of a LendRequest, between processes of which one has the other's memory mapped; see vmm.Processes.
@@ -70,7 +73,7 @@ var operations = map[string]struct {
 	fields string
 }{
 	Status: {read[SteerRequest], ""},
-	Pause:  {read[SteerRequest], "tag timeout idle force hold lease everything to discard save_all toward yield nccl parts"},
+	Pause:  {read[SteerRequest], "tag timeout idle force hold lease everything to discard save_all save_sets toward yield nccl parts"},
 	Resume: {read[SteerRequest], "tag wait everything turn ahead"},
 	Keep:   {read[SteerRequest], "own user lent_to until"},
 	Undo:   {read[SteerRequest], "wait yield ahead"},
@@ -83,13 +86,14 @@ var operations = map[string]struct {
 	Complete: {read[SteerRequest], ""},
 	Contents: {read[SteerRequest], ""},
 	Park:     {read[SteerRequest], "user lease"},
+	Adopt:    {read[SteerRequest], "sets"},
 
 	Lend:     {read[LendRequest], "share import"},
 	Returned: {read[LendRequest], "share import"},
 	Hand:     {read[LendRequest], ""},
 
 	Put:   {read[SetRequest], ofSets + " to joins"},
-	Seal:  {read[SetRequest], ofSets},
+	Seal:  {read[SetRequest], ofSets + " restored nameless"},
 	Open:  {read[SetRequest], ofSets},
 	Close: {read[SetRequest], ofSets},
 	List:  {read[SetRequest], ofSets},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -90,6 +91,8 @@ type SteerRequest struct {
 	// SaveAll, for a pause: contents without a backup go to host memory, too, because the program is not told of the
 	// pause.
 	SaveAll bool `json:"save_all,omitempty"`
+	// SaveSets, for a pause to ToMemory: the client saves the sets that the process has open, too.
+	SaveSets bool `json:"save_sets,omitempty"`
 	// Toward, for a pause of everything or with NCCL, says to which devices the process will move.
 	Toward stats.Destinations `json:"toward,omitempty"`
 	// Yield, for a pause: the process itself undoes it when one of its threads waits, even if this client is gone
@@ -109,6 +112,8 @@ type SteerRequest struct {
 	// Name, for an advance, is the set's. Back asks for the version before.
 	Name string `json:"name,omitempty"`
 	Back bool   `json:"back,omitempty"`
+	// Sets, for an adopt, has each set that the process had open at its snapshot.
+	Sets []Adopted `json:"sets,omitempty"`
 	// File, for a record, is an absolute path, as the process sees files, or "" to end the recording.
 	File string `json:"file,omitempty"`
 	// Targets, for an align, are by the names of sequences. Other sequences are not held back.
@@ -138,7 +143,8 @@ type SetRequest struct {
 	// Held, for a put, close or give without a set, is the number of a descriptor: a process tells itself to hold it, to
 	// drop it, or to give it to the keeper. A client gives a restored process by a put what it awaits.
 	Held uint64 `json:"-"`
-	// Set is the number of a set, which its maker has drawn. Device is the UUID of its device.
+	// Set is the number of a set, which its maker has drawn. An open has it for a set that may have lost its name. Device
+	// is the UUID of its device.
 	Set    uint64 `json:"set,omitempty"`
 	Name   string `json:"name,omitempty"`
 	Device string `json:"device,omitempty"`
@@ -151,6 +157,10 @@ type SetRequest struct {
 	Confirm bool `json:"confirm,omitempty"`
 	// Tensors, for a seal, is how many the set has.
 	Tensors int `json:"tensors,omitempty"`
+	// Restored, for a seal, says that the set comes from a snapshot, as this version of its name. It takes the name only
+	// if no set of the name is complete, and not if it is Nameless: it had lost the name before.
+	Restored uint64 `json:"restored,omitempty"`
+	Nameless bool   `json:"nameless,omitempty"`
 }
 
 // setLine is a SetRequest as it is sent: the number in "share" is a Chunk, an Original or a Held.
@@ -191,13 +201,22 @@ func (r SteerRequest) Sent(id uint64) Request {
 	return r
 }
 func (r LendRequest) Sent(id uint64) Request { r.Version, r.ID = max(1, r.Version), id; return r }
-func (r SetRequest) Sent(id uint64) Request  { r.Version, r.ID = max(1, r.Version), id; return r }
+func (r SetRequest) Sent(id uint64) Request {
+	r.Version, r.ID = max(1, r.Version), id
+	if r.Restored > 0 { // an older keeper would give it the name
+		r.Version = restoredSince
+	}
+	return r
+}
 
 // untilSince is the version that has until.
 const untilSince = 2
 
 // AheadSince is the version that has ahead and parts.
 const AheadSince = 3
+
+// restoredSince is the version that has restored and nameless.
+const restoredSince = 4
 
 func (r LendRequest) check() error { return nil }
 
@@ -232,6 +251,8 @@ func (r SteerRequest) check() error {
 		return fmt.Errorf("user and lent_to are names of at most %d bytes, without control characters", MaxName)
 	case r.Until != 0 && !(r.Until > 0 && r.Until < 1e11):
 		return fmt.Errorf("until is %g; it is seconds since 1970", r.Until)
+	case slices.ContainsFunc(r.Sets, func(a Adopted) bool { return len(a.Was) != 1+len(a.Set.Chunks) }):
+		return errors.New("an adopted set has a number more than chunks")
 	case r.Targets != nil && len(r.Targets) == 0:
 		return errors.New("targets are at least one")
 	case r.Tag != nil && (*r.Tag == "" || strings.ContainsRune(*r.Tag, 0)):

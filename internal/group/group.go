@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -65,6 +66,9 @@ type Member struct {
 	moved         bool                   // the driver has restored it where that leads
 	err           error
 	Contents      []Contents // of a park
+	// Kept has the sets that a parked process has open, and Parts copies of what it holds of them, by their numbers.
+	Kept  []control.KeptSet
+	Parts map[uint64]*os.File
 }
 
 // Alone returns the group of one process.
@@ -183,6 +187,9 @@ func (g *Group) Close() {
 		}
 		for _, c := range m.Contents {
 			_ = c.File.Close()
+		}
+		for _, file := range m.Parts {
+			_ = file.Close()
 		}
 	}
 }

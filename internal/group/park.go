@@ -89,15 +89,35 @@ type Contents struct {
 	File   *os.File // a copy of the descriptor
 }
 
+// ofSets lists the numbers by which a process holds parts of sets, and not contents.
+func ofSets(kept []control.KeptSet) map[uint64]bool {
+	numbers := map[uint64]bool{}
+	for _, s := range kept {
+		numbers[s.ID] = true
+		for _, chunk := range s.Chunks {
+			numbers[chunk.ID] = true
+		}
+	}
+	return numbers
+}
+
 // park takes copies of what a process holds, and parks it as soon as it has nothing else to do.
 func (m *Member) park(ctx context.Context, user string, lease time.Duration) error {
 	held, err := m.contents(ctx)
+	if err == nil {
+		var state control.ProcessState
+		state, err = m.Status(ctx, AnswerTime)
+		m.Kept, m.Parts = state.Kept, map[uint64]*os.File{}
+	}
+	ofSets := ofSets(m.Kept)
 	for _, one := range held {
 		var file *os.File
 		if err == nil {
 			file, err = m.Lend(ctx, one.Number)
 		}
-		if err == nil {
+		if err == nil && ofSets[one.Number] {
+			m.Parts[one.Number] = file
+		} else if err == nil {
 			m.Contents = append(m.Contents, Contents{one.Number, int64(one.Bytes), file})
 		}
 	}

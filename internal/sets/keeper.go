@@ -98,6 +98,11 @@ func (k *Keeper) answer(from owner, asked control.Request, given *int) (reply co
 	case control.Open, control.Drop:
 		k.sweep()
 		s := k.named[r.Name]
+		if r.Op == control.Open && r.Set != 0 {
+			if s = k.sets[r.Set]; s != nil && s.Sealed == 0 {
+				s = nil
+			}
+		}
 		switch {
 		case s == nil && k.lost[r.Name]:
 			err = cuda.Refuse(cuda.SymbolNotFound, "the set was lost with a keeper that was killed, because no "+
@@ -196,7 +201,7 @@ func (k *Keeper) makes(s *set, from owner, r control.SetRequest, given int) erro
 	return nil
 }
 
-// seal completes a set, which takes over its name.
+// seal completes a set, which takes over its name. A set of a snapshot takes it only where that harms no other version.
 func (k *Keeper) seal(from owner, r control.SetRequest, given *int) (*set, error) {
 	s := k.sets[r.Set]
 	if err := k.makes(s, from, r, *given); err != nil {
@@ -221,7 +226,16 @@ func (k *Keeper) seal(from owner, r control.SetRequest, given *int) (*set, error
 	if s.Version = k.nextVersion(s.Name); r.Original != 0 {
 		s.Version = before.Version
 	}
+	nameless := false
+	if r.Restored != 0 {
+		nameless = r.Nameless || before != nil || s.Version > r.Restored
+		s.Version = r.Restored
+	}
 	s.Sealed, s.Used, s.Tensors, s.maker, s.users[from] = sealed, sealed, r.Tensors, owner{}, 1
+	if nameless {
+		k.replace(s)
+		return s, nil
+	}
 	k.replace(before)
 	k.named[s.Name] = s
 	delete(k.lost, s.Name)
@@ -343,6 +357,7 @@ func (s *set) description() control.KeptSet {
 		told.Users = append(told.Users, user.pid)
 	}
 	slices.Sort(told.Users)
+	told.Maker = s.maker.pid
 	return told
 }
 

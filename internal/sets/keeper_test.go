@@ -397,3 +397,51 @@ func TestStartSaysWhyNot(t *testing.T) {
 	_, _, err := sets.Ask(control.SetRequest{Op: control.List}, -1)
 	require.True(t, errors.Is(err, cuda.NotSupported) || cuda.Code(err) == int(cuda.NotSupported), err)
 }
+
+// A set of a snapshot takes its name only where no other version has had it since. By its number it is found anyway.
+func TestASetOfASnapshot(t *testing.T) {
+	serving(t)
+	restored := func(id, version uint64, nameless bool) control.KeptSet {
+		t.Helper()
+		make1(t, id, "a", "chunk")
+		reply := asked(t, control.SetRequest{Op: control.List})
+		require.True(t, func() bool {
+			for _, s := range reply.Sets {
+				if s.ID == id {
+					return s.Maker == os.Getpid() && s.Sealed == 0
+				}
+			}
+			return false
+		}())
+		require.False(t, asked(t, control.SetRequest{Op: control.Open, Set: id, Name: "a"}).OK, "it is not complete")
+		reply = asked(t, control.SetRequest{Op: control.Seal, Set: id, Before: 1, Restored: version, Nameless: nameless},
+			fmt.Sprint("manifest ", id))
+		require.True(t, reply.OK, reply.Error)
+		require.Equal(t, version, reply.Sets[0].Version)
+		require.Zero(t, reply.Sets[0].Maker)
+		opened, manifest := exchange(t, control.SetRequest{Op: control.Open, Set: id, Name: "a"})
+		require.True(t, opened.OK)
+		require.Equal(t, fmt.Sprint("manifest ", id), manifest)
+		require.True(t, asked(t, control.SetRequest{Op: control.Close, Set: id}).OK)
+		return reply.Sets[0]
+	}
+	named := func(id uint64) {
+		t.Helper()
+		require.Equal(t, id, asked(t, control.SetRequest{Op: control.Open, Name: "a"}).Sets[0].ID)
+		require.True(t, asked(t, control.SetRequest{Op: control.Close, Set: id}).OK)
+	}
+	require.True(t, restored(10, 4, true).Replaced)
+	require.False(t, asked(t, control.SetRequest{Op: control.Open, Name: "a"}).OK)
+	require.True(t, restored(20, 4, false).Replaced, "a version as high is in use")
+	require.False(t, restored(30, 5, false).Replaced)
+	named(30)
+	require.True(t, restored(40, 6, false).Replaced, "another set has the name")
+	named(30)
+	for _, id := range []uint64{10, 20, 40} {
+		require.True(t, asked(t, control.SetRequest{Op: control.Close, Set: id}).OK)
+		require.False(t, asked(t, control.SetRequest{Op: control.Open, Set: id, Name: "a"}).OK, "its last user has gone")
+	}
+	make1(t, 50, "a", "chunk")
+	require.EqualValues(t, 6, sealed(t, 50, "manifest").Sets[0].Version)
+	named(50)
+}

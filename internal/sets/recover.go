@@ -11,7 +11,6 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
-	"tms/internal/control/server"
 )
 
 // recoverTime is how long the processes may take to say what they have.
@@ -37,7 +36,7 @@ func (k *Keeper) recover(ctx context.Context) {
 			s.users[user]++
 			k.noteOwner(user, s)
 			if !k.has(s) {
-				k.fetch(s, pid)
+				k.fetch(ctx, s, pid)
 			}
 		}
 	}
@@ -102,12 +101,23 @@ func askAll(ctx context.Context) map[int][]control.KeptSet {
 	return told
 }
 
-// fetch takes over a set from a process that has it attached, or nothing.
-func (k *Keeper) fetch(s *set, pid int) {
+// fetch takes over a set from a process that has it attached, or nothing. The process may be in a PID namespace below.
+func (k *Keeper) fetch(ctx context.Context, s *set, pid int) {
+	connection, err := client.Dial(pid)
+	if err != nil {
+		return
+	}
+	defer connection.Close()
+	ctx, cancel := context.WithTimeout(ctx, recoverTime)
+	defer cancel()
 	var fetched []uint64
 	for _, each := range append(slices.Clone(s.Chunks), control.KeptChunk{ID: s.ID}) {
-		_, descriptor, err := server.Ask(directories, pid,
-			control.LendRequest{Op: control.Lend, Memory: each.ID}, -1)
+		descriptor := -1
+		file, err := connection.Lend(ctx, each.ID)
+		if err == nil {
+			descriptor, err = unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+			_ = file.Close()
+		}
 		if err == nil {
 			err = k.hold(each.ID, each.Bytes, &descriptor)
 		}

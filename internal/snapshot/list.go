@@ -50,6 +50,9 @@ func (d *Directory) List() ([]Entry, error) {
 			for _, p := range m.Processes {
 				entry.Contents += p.Bytes()
 			}
+			for _, set := range m.Sets {
+				entry.Contents += set.Bytes()
+			}
 			for _, f := range m.Pages {
 				entry.Memory += f.Size
 			}

@@ -14,8 +14,11 @@ import (
 )
 
 // Version is the format of a manifest: a reader refuses a later one, and reads all earlier ones. Fields may be added
-// without another version, if a reader that ignores them misses nothing. Version 2 has Pages, and version 3 Packs.
-const Version = 3
+// without another version, if a reader that ignores them misses nothing. Version 2 has Pages, version 3 Packs, and version
+// 4 Sets. A snapshot without sets has version 3.
+const Version = 4
+
+const withoutSets = 3
 
 const (
 	manifestName = "snapshot.json"
@@ -37,7 +40,9 @@ type Manifest struct {
 	Connected bool `json:"connected,omitempty"`
 	// Shared are files in /dev/shm that the processes have open or mapped; their contents are in the snapshot's folder.
 	Shared []Shared `json:"shared,omitempty"`
-	Needs  Needs    `json:"needs"`
+	// Sets is memory that no process owns, and that the processes had open.
+	Sets  []Set `json:"sets,omitempty"`
+	Needs Needs `json:"needs"`
 	// Pages are CRIU's files with the private memory of processes. They are not in the snapshot's folder: their blocks are
 	// in DIR/blocks.
 	Pages []File `json:"pages,omitempty"`
@@ -57,6 +62,30 @@ type Process struct {
 	Sockets  string   `json:"sockets,omitempty"` // directory of its socket
 	User     int      `json:"user,omitempty"`
 	Contents []Held   `json:"contents"`
+	// Parts are numbers of Sets, of which the process's socket thread held the descriptors.
+	Parts []uint64 `json:"parts,omitempty"`
+}
+
+// Set is a version of a set (package sets). Sets with the same File are the same set.
+type Set struct {
+	Name    string `json:"name"`
+	Version uint64 `json:"version"`
+	Device  string `json:"device"` // its UUID
+	Tensors int    `json:"tensors,omitempty"`
+	// Nameless: another version had the name, or none.
+	Nameless bool `json:"nameless,omitempty"`
+	// Numbers are the set's, and then those of the chunks.
+	Numbers []uint64  `json:"numbers"`
+	File    Content   `json:"file"` // the manifest of its tensors, and their hashes
+	Chunks  []Content `json:"chunks"`
+}
+
+// Bytes returns how many bytes a set has, with zeros.
+func (s *Set) Bytes() (bytes int64) {
+	for _, chunk := range s.Chunks {
+		bytes += chunk.Size
+	}
+	return bytes
 }
 
 // Bytes returns how many bytes of contents the process had, with zeros.
@@ -125,6 +154,9 @@ func (m *Manifest) contents() (list []Content) {
 			list = append(list, held.Content)
 		}
 	}
+	for _, set := range m.Sets {
+		list = append(append(list, set.File), set.Chunks...)
+	}
 	for _, file := range m.Pages {
 		list = append(list, file.Content)
 	}
@@ -174,6 +206,11 @@ func (d *Directory) readManifest(name string) (*Manifest, error) {
 	for _, c := range m.contents() {
 		if !c.valid(len(m.Packs)) {
 			return nil, damaged("the list of blocks has another length than the contents")
+		}
+	}
+	for _, set := range m.Sets {
+		if len(set.Numbers) != 1+len(set.Chunks) {
+			return nil, damaged(fmt.Sprintf("the entry of the set %q is wrong", set.Name))
 		}
 	}
 	for _, name := range m.Packs {

@@ -237,7 +237,9 @@ func (w *Writer) Commit(ctx context.Context, manifest *Manifest) error {
 	if failed != nil {
 		return failed
 	}
-	manifest.Version = Version
+	if manifest.Version = Version; len(manifest.Sets) == 0 {
+		manifest.Version = withoutSets
+	}
 	if manifest.Made.IsZero() {
 		manifest.Made = time.Now().UTC()
 	}

@@ -395,10 +395,10 @@ func (c *Conn) Lend(ctx context.Context, number uint64) (*os.File, error) {
 }
 
 // Put gives a restored process a descriptor that it awaits, by its number.
-func (c *Conn) Put(ctx context.Context, number uint64, file *os.File) error {
+func (c *Conn) Put(ctx context.Context, number, bytes uint64, file *os.File) error {
 	c.passes = file
 	defer func() { c.passes = nil }()
-	reply, err := c.Do(ctx, control.SetRequest{Op: control.Put, Held: number})
+	reply, err := c.Do(ctx, control.SetRequest{Op: control.Put, Held: number, Bytes: bytes})
 	if err == nil && !reply.OK {
 		err = errors.New(reply.Error)
 	}

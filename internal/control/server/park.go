@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -112,6 +113,16 @@ func (s *Server) awaits(r control.Request) bool {
 // arrived notes that a descriptor has come that the process awaited.
 func (s *Server) arrived(number uint64) {
 	s.missing = slices.DeleteFunc(s.missing, func(n uint64) bool { return n == number })
+}
+
+// renumber has the process await parts of sets by the numbers that they have here.
+func (s *Server) renumber(sets []control.Adopted) {
+	for _, set := range sets {
+		numbers := set.Numbers()
+		for i, number := range s.missing {
+			s.missing[i] = cmp.Or(numbers[number], number)
+		}
+	}
 }
 
 // errAwaits refuses to resume what is not here.

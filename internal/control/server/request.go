@@ -115,7 +115,8 @@ func (s *Server) act(c *connection, r control.Request) error {
 	case control.Status:
 		c.status, c.statusID = statusWanted, steer.ID
 		return nil
-	case control.Pause, control.Resume, control.Undo, control.Move, control.Record, control.Align, control.Advance:
+	case control.Pause, control.Resume, control.Undo, control.Move, control.Record, control.Align, control.Advance,
+		control.Adopt:
 		return s.enqueue(c, steer)
 	case control.Keep:
 		if err = c.busy(); err == nil {
@@ -176,6 +177,12 @@ func (s *Server) enqueue(c *connection, r control.SteerRequest) error {
 	}
 	if r.Op == control.Resume && len(s.missing) > 0 {
 		return s.errAwaits()
+	}
+	if r.Op == control.Adopt {
+		if len(s.missing) == 0 {
+			return errors.New("only a process that was restored from a snapshot, and awaits its contents, adopts sets")
+		}
+		s.renumber(r.Sets)
 	}
 	if r.Op == control.Record && (r.File == "") != (c.recording > 0) {
 		return errors.New("a client has one recording at a time, which it ends by a record without a file")

@@ -236,6 +236,9 @@ func (c *copied) mount() (leave func(), err error) {
 	return leave, err
 }
 
+// outsideName is where a copy finds the directory of sockets of the machine.
+const outsideName = "outside"
+
 // ownSockets mounts a folder of a directory of sockets over the directory.
 func ownSockets(directory, name string, user int) (remove func(), err error) {
 	if err = os.MkdirAll(filepath.Dir(directory), 0o777); err == nil {
@@ -258,10 +261,20 @@ func ownSockets(directory, name string, user int) (remove func(), err error) {
 		}
 	}
 	folder := control.Namespace(directory, name)
+	// The keeper is that of all copies, and its socket's file another one after each start: so a link leads to the directory.
 	if err = os.Mkdir(folder, 0o700); err == nil {
-		err = errors.Join(os.Chown(folder, user, -1), unix.Mount(folder, directory, "", unix.MS_BIND, ""))
+		err = errors.Join(os.Chown(folder, user, -1), os.Mkdir(filepath.Join(folder, outsideName), 0o700),
+			unix.Mount(folder, directory, "", unix.MS_BIND, ""))
+	}
+	if err == nil {
+		err = unix.Mount(fmt.Sprintf("/proc/self/fd/%d", above.Fd()), filepath.Join(directory, outsideName), "", unix.MS_BIND, "")
+	}
+	if err == nil {
+		socket := control.Name(control.Keeper)
+		err = os.Symlink(filepath.Join(outsideName, socket), filepath.Join(directory, socket))
 	}
 	return func() {
+		_ = unix.Unmount(filepath.Join(directory, outsideName), unix.MNT_DETACH)
 		entries, _ := os.ReadDir(directory)
 		for _, entry := range entries {
 			_ = os.Remove(filepath.Join(directory, entry.Name()))

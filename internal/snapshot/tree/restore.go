@@ -109,6 +109,7 @@ func (r Restore) Do(ctx context.Context) (all []*Restored, err error) {
 	numbers := numbersOf(filepath.Join(s.Folder(), images))
 	b := &begun{Restore: r, Snapshot: s, program: program, began: began, numbers: numbers,
 		apart: r.Copies > 0 || !free(ctx, numbers), images: folder, inMemory: inMemory, files: map[uint64]*os.File{}}
+	b.sets.of = s
 	b.left.Store(int64(max(1, r.Copies)))
 	defer b.close()
 	b.contents.Go(func() error {
@@ -153,6 +154,13 @@ func held(m *snapshot.Manifest) (contents, memory uint64) {
 // as many bytes of shared memory as given. What CRIU reads is there as well where CRIU cannot take it away.
 func hasRoom(m *snapshot.Manifest, shared uint64, copies int, available uint64) error {
 	once, read := held(m)
+	chunk := uint64(0) // sets pass through host memory chunk by chunk
+	for _, set := range m.Sets {
+		for _, c := range set.Chunks {
+			chunk = max(chunk, uint64(c.Bytes()))
+		}
+	}
+	once += chunk
 	each, stays := shared, copies > 1
 	for _, pages := range m.Pages {
 		each += uint64(pages.Size)
@@ -195,6 +203,7 @@ type begun struct {
 	contents errgroup.Group
 	files    map[uint64]*os.File // the same for all copies
 	copied   float64
+	sets     placed
 	inTurn   sync.Mutex
 }
 
@@ -204,6 +213,7 @@ func (b *begun) close() {
 	for _, file := range b.files {
 		_ = file.Close()
 	}
+	b.sets.close()
 }
 
 // restore makes one copy: its processes by CRIU and its contents at once, then the hook, then its GPU memory.
@@ -219,8 +229,12 @@ func (b *begun) restore(ctx context.Context, one *Restored) error {
 	err = errors.Join(err, b.contents.Wait(), ctx.Err())
 	one.Contents = b.copied
 	resuming := time.Now()
+	var sets []*placedSet
 	if err == nil {
-		err = b.each(one, func(pid int, p snapshot.Process) error { return give(ctx, pid, p, b.files) })
+		sets, err = b.sets.on(ctx, pairs)
+	}
+	if err == nil {
+		err = b.each(one, func(pid int, p snapshot.Process) error { return give(ctx, pid, p, b.files, sets) })
 	}
 	if err == nil {
 		err = b.hook(ctx, one)
@@ -446,7 +460,7 @@ func (b *begun) each(one *Restored, do func(pid int, p snapshot.Process) error) 
 }
 
 // give gives a restored process what it held.
-func give(ctx context.Context, pid int, p snapshot.Process, files map[uint64]*os.File) error {
+func give(ctx context.Context, pid int, p snapshot.Process, files map[uint64]*os.File, sets []*placedSet) error {
 	if err := step("give"); err != nil {
 		return err
 	}
@@ -460,9 +474,9 @@ func give(ctx context.Context, pid int, p snapshot.Process, files map[uint64]*os
 	}
 	defer connection.Close()
 	for _, held := range p.Contents {
-		if err := connection.Put(ctx, held.Number, files[held.Number]); err != nil {
+		if err := connection.Put(ctx, held.Number, 0, files[held.Number]); err != nil {
 			return err
 		}
 	}
-	return nil
+	return giveSets(ctx, connection, p, sets)
 }

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -39,7 +41,7 @@ const DefaultLease = time.Minute
 
 // Pausing returns the request for the pause of a snapshot. timeout is in seconds.
 func Pausing(timeout float64, force bool) control.SteerRequest {
-	return control.SteerRequest{Timeout: &timeout, Force: force, To: control.ToMemory, SaveAll: true}
+	return control.SteerRequest{Timeout: &timeout, Force: force, To: control.ToMemory, SaveAll: true, SaveSets: true}
 }
 
 // Taken is a snapshot that was taken.
@@ -139,6 +141,10 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		_ = os.RemoveAll(work)
 		return nil, both(err, goesOn())
 	}
+	if err = mayHaveSets(tree, g); err != nil {
+		_ = os.RemoveAll(work)
+		return nil, both(err, goesOn())
+	}
 	staging, err := stage(tree, writer.Folder())
 	if err != nil {
 		return nil, both(err, goesOn())
@@ -181,7 +187,11 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	}
 	contents := func() error {
 		defer lasts(&taken.Blocks)()
-		return save(ctx, writer, g, manifest)
+		err := save(ctx, writer, g, manifest)
+		if err == nil {
+			manifest.Sets, err = saveSets(ctx, writer, g)
+		}
+		return err
 	}
 	if sealed := sealed(g); t.Stop || !sealed {
 		err = d.waiting(ctx, contents, func() error {
@@ -294,6 +304,7 @@ func save(ctx context.Context, writer *snapshot.Writer, g *group.Group, manifest
 			if p.PID != m.PID {
 				continue
 			}
+			p.Parts = slices.Sorted(maps.Keys(m.Parts))
 			for _, c := range m.Contents {
 				if err := step("contents"); err != nil {
 					return err

@@ -107,7 +107,7 @@ func (t *Tree) with(saved []snapshot.Process) []snapshot.Process {
 	for i := range t.Processes {
 		p := &t.Processes[i]
 		if at := slices.IndexFunc(saved, func(s snapshot.Process) bool { return s.PID == p.PID }); at >= 0 {
-			p.Contents = saved[at].Contents
+			p.Contents, p.Parts = saved[at].Contents, saved[at].Parts
 		}
 	}
 	return t.Processes

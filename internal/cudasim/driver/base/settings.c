@@ -141,6 +141,7 @@ void settings_read(void)
 	sim.settings.code = read_number("CUDASIM_CODE", 0, 0, 1ull << 40);
 	sim.settings.peers = read_number("CUDASIM_PEERS", 1, 0, 1);
 	sim.settings.integrated = read_number("CUDASIM_INTEGRATED", 0, 0, 1);
+	sim.settings.uncounted = read_number("CUDASIM_UNCOUNTED", 0, 0, 1);
 	const char *name = getenv("CUDASIM_NAME");
 	snprintf(sim.settings.names, sizeof sim.settings.names, "%s", name && *name ? name : "cudasim");
 	devices_read();

@@ -19,6 +19,7 @@ struct settings { // the environment's
 	uint64_t memory, granularity;
 	uint64_t context, code; // bytes of a device that a context takes, and a kernel at its first launch there
 	bool peers; // devices can access one another's memory
+	bool uncounted; // memory that outlives its process can be made without a name to share by
 	bool integrated; // devices say that their memory is the host's
 	char names[256]; // of the devices, as cuDeviceGetName has them, with a comma between; the last is for the rest
 	char shared[65]; // the name under which processes share the devices, or empty

@@ -153,6 +153,12 @@ int budget_outlive(int device, uint64_t size)
 {
 	static unsigned made;
 	char path[sizeof file + 80];
+	if (!segment && sim.settings.uncounted) {
+		int alone = memfd_create("cudasim-memory", MFD_CLOEXEC);
+		if (alone >= 0)
+			budget_give(device, size);
+		return alone;
+	}
 	if (!segment)
 		return -1;
 	snprintf(path, sizeof path, "%s.%d.%llu.%d-%u" OUTLIVES, file, own->places[device], (unsigned long long)size, getpid(),
