@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -84,7 +85,7 @@ func TestAsksAhead(t *testing.T) {
 	_, err = socket.Write(control.Line(control.SteerRequest{Version: control.Version, Op: control.Resume,
 		Ahead: map[string]uint64{"GPU-1": 0}}))
 	require.NoError(t, err)
-	_, _ = io.Copy(os.Stdout, socket)
+	_, _ = io.Copy(os.Stderr, socket) // the test's own words go to standard output
 }
 
 // A client that is stopped cannot end its request, for which the program's calls wait: the request ends without it.
@@ -102,18 +103,28 @@ func TestAStoppedClientAhead(t *testing.T) {
 	asks := exec.Command(os.Args[0], "-test.run=^TestAsksAhead$")
 	asks.Env = append(os.Environ(), aheadVariable+"="+control.Directories("", f.temporary, os.Geteuid())[0]+"/"+
 		control.Name(os.Getpid()))
-	answers, err := asks.StdoutPipe()
+	var says bytes.Buffer
+	asks.Stdout = &says
+	answers, err := asks.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, asks.Start())
+	answer := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(answers).ReadString('\n')
+		answer <- line
+	}()
 	defer func() { _ = asks.Process.Kill(); _ = asks.Wait() }()
-	<-begun
+	select {
+	case <-begun:
+	case line := <-answer: // it has no answer yet
+		_ = asks.Wait()
+		require.Fail(t, "the client has ended", "%s%s", line, &says)
+	}
 	require.Empty(t, ended)
 	require.NoError(t, asks.Process.Signal(syscall.SIGSTOP))
 	<-ended
 
 	// It hears of that once it goes on, and keeps its connection.
 	require.NoError(t, asks.Process.Signal(syscall.SIGCONT))
-	line, err := bufio.NewReader(answers).ReadString('\n')
-	require.NoError(t, err)
-	require.Contains(t, line, "cancelled")
+	require.Contains(t, <-answer, "cancelled")
 }

@@ -22,7 +22,7 @@ import (
 // socketVariable names the socket that TestAsksFromWithin asks, in a PID namespace of its own.
 const socketVariable = "TESTED_SOCKET"
 
-// servesVariable has TestServesWithin serve.
+// servesVariable has TestServesWithin serve, with this TMPDIR.
 const servesVariable = "TESTED_SERVES"
 
 // TestAsksFromWithin is the client of TestNamespaces. It writes a line for each reply.
@@ -46,10 +46,11 @@ func TestAsksFromWithin(t *testing.T) {
 
 // TestServesWithin is the process of TestNamespaceAround, which has number 1. It ends with its standard input.
 func TestServesWithin(t *testing.T) {
-	if os.Getenv(servesVariable) == "" {
+	temporary := os.Getenv(servesVariable)
+	if temporary == "" {
 		t.Skip("TestNamespaceAround runs it")
 	}
-	f := &fake{temporary: os.Getenv("TMPDIR")}
+	f := &fake{temporary: temporary}
 	require.NoError(t, server.New(f).Serve())
 	_, _ = os.Stdout.WriteString("serves\n")
 	_, _ = io.Copy(io.Discard, os.Stdin)
@@ -67,7 +68,7 @@ func TestNamespaceAround(t *testing.T) {
 	}
 	temporary := t.TempDir()
 	within := exec.Command(os.Args[0], "-test.run=^TestServesWithin$")
-	within.Env = append(os.Environ(), servesVariable+"=1", "XDG_RUNTIME_DIR=", "TMPDIR="+temporary)
+	within.Env = append(os.Environ(), servesVariable+"="+temporary)
 	within.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
 	input, err := within.StdinPipe()
 	require.NoError(t, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/control/rights"
@@ -29,6 +30,8 @@ var (
 	status = control.SteerRequest{Op: control.Status}
 	undo   = control.SteerRequest{Op: control.Undo}
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 // A client that leaves gives up its rights, whatever it is doing; what it keeps stays paused.
 func TestClientVanishes(t *testing.T) {
