@@ -47,9 +47,7 @@ func (p *person) starts() *steered {
 // Anna lends her GPU to Bert, who is another user: his own tms neither sees nor changes her program, but root's does. (The
 // simulator's devices are those of one user; TestLend has a neighbour that takes the memory.)
 func TestALendBetweenUsers(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can start processes of other users")
-	}
+	hermetic.OtherUsers(t)
 	hermetic.Reachable(t, built(t, "lib", "libtms.so"))
 	ownSockets(t)
 	require.NoError(t, os.Chmod(os.Getenv("TMPDIR"), 0o777|os.ModeSticky))

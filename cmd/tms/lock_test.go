@@ -70,9 +70,7 @@ func TestLockOfAStoppedHolder(t *testing.T) {
 // Root's commands and those of another user take turns: root takes the lock in the user's directory, too, and what it
 // makes there is the user's. It follows nothing that the user has put there in place of a directory or a file.
 func TestRootTakesTheLocksOfUsers(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can")
-	}
+	hermetic.OtherUsers(t)
 	ownSockets(t)
 	made := func(user int) string {
 		path := filepath.Join(os.Getenv("TMPDIR"), fmt.Sprint("tms-", user))

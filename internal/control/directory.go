@@ -91,7 +91,7 @@ func MakeDirectory(directory string, uid int) error {
 }
 
 // CheckDirectory says why a directory cannot hold sockets of the user: it is not the user's alone. (lstat) Errors:
-// unix.ENOENT, wrapped, if it does not exist.
+// unix.ENOENT, wrapped, if it does not exist; ErrAnothers; ErrOpen.
 func CheckDirectory(directory string, uid int) error {
 	var found unix.Stat_t
 	if err := unix.Lstat(directory, &found); err != nil {
@@ -101,13 +101,16 @@ func CheckDirectory(directory string, uid int) error {
 	case found.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return fmt.Errorf("%s is no directory; remove it", directory)
 	case found.Uid != uint32(uid):
-		return fmt.Errorf("%s belongs to user %d, not to %d: sockets in it could be anybody's", directory, found.Uid,
-			uid)
+		return fmt.Errorf("%s belongs to user %d, not to %d: %w", directory, found.Uid, uid, ErrAnothers)
 	case found.Mode&0o077 != 0:
 		return fmt.Errorf("%s %w (mode %#o); chmod 700 it", directory, ErrOpen, found.Mode&0o777)
 	}
 	return nil
 }
+
+// ErrAnothers: a directory belongs to another user, so it has never had a socket of this user's processes. In a user
+// namespace, the directory of the machine's root does.
+var ErrAnothers = errors.New("sockets in it could be anybody's")
 
 // ErrOpen: a directory of this user is not used until its mode is changed.
 var ErrOpen = errors.New("can be entered by other users")

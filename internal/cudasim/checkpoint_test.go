@@ -2,7 +2,6 @@ package cudasim
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -10,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/aid/hermetic"
 )
 
 // pair starts a process that has memory, and one that acts on it.
@@ -196,9 +197,7 @@ func TestWhoCanBeCheckpointed(t *testing.T) {
 }
 
 func TestAProcessOfAnotherUserCannotBeCheckpointed(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root can become another user")
-	}
+	hermetic.OtherUsers(t)
 	target, _, pid := pair(t)
 	lines := fmt.Sprintf("state %d\nlock %d\ncheckpoint %d\n", pid, pid, pid)
 	out, _, err := obeys(readable(t, target.cmd.Path), 54399, lines, environment(t)...)

@@ -268,9 +268,7 @@ func readable(t *testing.T, binary string) string {
 // A folder that another user has made beforehand is not trusted, as root's in a user namespace may be. Another one is
 // taken, unless that is another user's, too.
 func TestTheFolderOfAnotherUser(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root can become another user")
-	}
+	hermetic.OtherUsers(t)
 	systems := []string{"/dev/shm", "/tmp"} // the second where the first is small
 	user := 20_000
 	make := func(end string) (err error) {

@@ -14,6 +14,15 @@ from simulator import DROPIN, HANGS, PYMODULE, environment
 TESTS = Path(__file__).resolve().parent
 
 
+def becomes(user: int) -> bool:
+    """Whether a process can become this user: root can, where its user namespace has the user."""
+    try:
+        subprocess.run(["true"], user=user, group=user, extra_groups=[], check=True)
+    except OSError:
+        return False
+    return True
+
+
 def python(
     *arguments: str | Path,
     preloaded: bool = True,

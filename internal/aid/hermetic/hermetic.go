@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -158,6 +159,22 @@ func MapFiles(t testing.TB) {
 	require.NotEmpty(t, mapped)
 	if _, err := os.Stat(mapped[0]); err != nil {
 		t.Skipf("snapshots cannot be made here (CAP_CHECKPOINT_RESTORE): %v", err)
+	}
+}
+
+// HasOtherUsers reports whether a process can become another user: root can, except in a user namespace that has no
+// second user (unshare -r, Apptainer).
+var HasOtherUsers = sync.OnceValue(func() bool {
+	another := exec.Command("true")
+	another.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	return os.Geteuid() == 0 && another.Run() == nil
+})
+
+// OtherUsers skips a test that has processes or files of other users where HasOtherUsers reports that it cannot.
+func OtherUsers(t testing.TB) {
+	t.Helper()
+	if !HasOtherUsers() {
+		t.Skip("no process can become another user here: only root can, in a user namespace that has other users")
 	}
 }
 

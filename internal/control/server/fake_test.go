@@ -22,7 +22,7 @@ import (
 type fake struct {
 	held                               server.Held
 	mu                                 sync.Mutex
-	temporary                          string
+	runtime, temporary                 string
 	anyNamespace                       bool
 	perform                            func(*server.Task, *server.Outcome) error
 	state                              func(*control.ProcessState) error
@@ -80,8 +80,8 @@ func (f *fake) OwnTable() error { return nil }
 func (f *fake) SharesTable() (bool, error) { return now(f, &f.merged), nil }
 
 func (f *fake) Directories() (runtime, temporary string) {
-	f.with(func() { temporary = f.temporary })
-	return "", temporary
+	f.with(func() { runtime, temporary = f.runtime, f.temporary })
+	return runtime, temporary
 }
 
 func (f *fake) AnyNamespace() (any bool) {

@@ -3,7 +3,6 @@ package server
 import (
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -53,7 +52,7 @@ func (s *Server) giveNext(now time.Time) {
 			}
 			_ = unix.Close(socket)
 		}
-		if none := errors.Is(err, fs.ErrNotExist); !none {
+		if !absent(err) {
 			s.unfound = time.Time{}
 		} else if s.unfound.IsZero() {
 			s.unfound = now

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
 	"tms/internal/control/server"
 )
@@ -206,6 +207,33 @@ func TestAGiveIsQueued(t *testing.T) {
 	require.NoError(t, unix.Close(keeper.Descriptor)) // it has ended
 	give()
 	onlyHere(t, file)
+}
+
+// A directory of another user has no keeper of this one, so the process does not hold an extent back because of it.
+func TestAGiveBesideAnotherUsersDirectory(t *testing.T) {
+	hermetic.OtherUsers(t)
+	f := serve(t)
+	runtime := t.TempDir()
+	f.with(func() { f.runtime = runtime })
+	directory := control.Directories(runtime, "", 0)[0]
+	require.NoError(t, os.Mkdir(directory, 0o700))
+	require.NoError(t, os.Chown(directory, 65534, 65534))
+	file, err := os.CreateTemp(t.TempDir(), "")
+	require.NoError(t, err)
+	defer file.Close()
+	give := func() {
+		number, err := f.held.Keep(int(file.Fd()))
+		require.NoError(t, err)
+		require.NoError(t, f.held.Give(0, number))
+		onlyHere(t, file)
+	}
+	if !hermetic.Quick {
+		give() // no keeper comes for ten seconds
+	}
+	keeper, err := server.Listen(func() (string, string) { return "", now(f, &f.temporary) }, control.Keeper, time.Minute)
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(keeper.Descriptor)) // it has ended
+	give()
 }
 
 // accepted waits for the next client of a keeper.

@@ -213,6 +213,7 @@ func Receive(socket int) (line []byte, descriptor int, err error) {
 func find(directories Directories, pid int, patience time.Duration) (socket int, err error) {
 	user := os.Geteuid()
 	err = fs.ErrNotExist
+	var others error
 	note := func(failed error) { // it is perhaps where it cannot be reached now
 		if errors.Is(err, fs.ErrNotExist) || !absent(failed) {
 			err = failed
@@ -220,7 +221,10 @@ func find(directories Directories, pid int, patience time.Duration) (socket int,
 	}
 	runtimeDir, temporary := directories()
 	for _, directory := range control.AllDirectories(runtimeDir, temporary, user) {
-		if refused := control.CheckDirectory(directory, user); refused != nil {
+		if refused := control.CheckDirectory(directory, user); errors.Is(refused, control.ErrAnothers) {
+			others = refused
+			continue
+		} else if refused != nil {
 			note(refused)
 			continue
 		}
@@ -235,6 +239,9 @@ func find(directories Directories, pid int, patience time.Duration) (socket int,
 		}
 		_ = unix.Close(found)
 	}
+	if others != nil && errors.Is(err, fs.ErrNotExist) {
+		err = others
+	}
 	if pid == control.Keeper {
 		return -1, cuda.Refuse(cuda.NotSupported, "the keeper has no socket that could be found (%w)", err)
 	}
@@ -242,9 +249,9 @@ func find(directories Directories, pid int, patience time.Duration) (socket int,
 		"of the same user and container, and have the same XDG_RUNTIME_DIR and TMPDIR", pid, err)
 }
 
-// absent reports whether a connection failed because no process listens.
+// absent reports whether a connection failed because no process of this user listens.
 func absent(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, control.ErrAnothers)
 }
 
 func connect(directory string, pid int, patience time.Duration) (int, error) {
