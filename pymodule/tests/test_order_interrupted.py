@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import weakref
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -57,8 +58,12 @@ class Enters:
         self.let_in -= 1
 
 
-def interrupted_at(n: int, call: Any) -> bool:
-    """Reports whether KeyboardInterrupt came, at the nth step of this package's code."""
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def interrupted_at(n: int, call: Any, handler: Any = interrupt) -> bool:
+    """Reports whether a handler ran, at the nth step of this package's code, or has raised."""
     left = n
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
@@ -70,7 +75,7 @@ def interrupted_at(n: int, call: Any) -> bool:
             left -= 1
             if left == 0:
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                handler()
         return trace
 
     sys.settrace(trace)
@@ -80,7 +85,7 @@ def interrupted_at(n: int, call: Any) -> bool:
         return True
     finally:
         sys.settrace(None)
-    return False
+    return left <= 0
 
 
 @pytest.mark.parametrize("module", [Base(), Base(Base())], ids=["one", "nested"])
@@ -127,4 +132,64 @@ def test_something_else_stands_in_front_at_the_end() -> None:
     model()
     Base.__call__ = noting  # type: ignore[method-assign]
     model()
+    assert Base.__call__ is PLAIN
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["begins", "ends"])
+def test_a_handler_begins_an_order_anywhere(monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    """While the thread that it interrupts begins an order, or ends what is over."""
+    enters = Enters(monkeypatch)
+    mine, of_handler = Base(), Base()
+
+    def handler() -> None:
+        enters.over = False
+        _order.Order([of_handler]).begin()
+
+    n, came = 1, True
+    while came:
+        enters.over = False
+        interrupted = _order.Order([mine]).begin
+        if ends:
+            interrupted()
+            enters.over, interrupted = True, mine
+        came = interrupted_at(n, interrupted, handler)
+        of_handler()
+        assert bool(enters.most) == came, n
+        if not ends:
+            enters.most = 0
+            mine()
+            assert enters.most, n
+        enters.most = 0
+        enters.over = True
+        mine()
+        assert Base.__call__ is PLAIN, n
+        n += 1
+    assert n > 20
+
+
+def test_orders_without_a_call_of_a_module_keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a program that replays CUDA graphs alone, and wakes with an order each time."""
+    enters = Enters(monkeypatch)
+    models = []
+    for _ in range(2 * sys.getrecursionlimit()):
+        model = Base(Base())
+        models.append(weakref.ref(model))
+        enters.over = False
+        _order.Order([*model.modules()]).begin()
+        enters.over = True
+        del model
+    gc.collect()
+    assert not any(model() for model in models)
+    assert Base.__call__ is not PLAIN
+    Base(Base())()
+    assert Base.__call__ is PLAIN
+
+
+def test_a_resume_ends_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    enters = Enters(monkeypatch)
+    _order.Order([Base()]).begin()
+    tms.resume([])
+    assert Base.__call__ is not PLAIN
+    enters.over = True
+    tms.resume([])
     assert Base.__call__ is PLAIN

@@ -12,6 +12,7 @@ from . import _torch
 from ._arguments import check_flag, check_seconds, check_tag, check_tags, shown
 from ._errors import OutOfMemoryError, TmsError, from_code
 from ._library import Library, encoded, load, named, texts
+from ._module_calls import leave_if_over
 from ._order import Order
 from ._scope import Between, Scope
 
@@ -285,6 +286,7 @@ def resume(
     mapped = resume_within(library, tags, wait, _OTHERS, seconds, ordered)
     if ordered is not None:
         ordered.begin()
+    leave_if_over()
     _torch.look_again()
     return mapped
 

@@ -61,7 +61,7 @@ class _Noting(contextlib.AbstractContextManager["list[Any]"]):
         self._left = {}
         self._end()
 
-    def _note(self, call: Call, module: Any, arguments: Any, keywords: Any) -> Any:
+    def _note(self, call: Call, module: Any, /, *arguments: Any, **keywords: Any) -> Any:
         if self._left.pop(id(module), None) is not None:
             self._order.append(module)
         return call(module, *arguments, **keywords)
@@ -72,7 +72,10 @@ Range = tuple[int, int, int]
 
 
 class Order:
-    """What a resume is told of an order, and what has modules wait for their memory."""
+    """What a resume is told of an order, and what has modules wait for their memory.
+
+    It knows modules by their numbers alone, so it keeps no model alive while it waits for its end.
+    """
 
     def __init__(self, given: Sequence[Ordered]) -> None:
         """Finds the memory of tensors and modules. The rest comes before theirs.
@@ -82,16 +85,16 @@ class Order:
         """
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
             raise TypeError(f"order must be a list of tensors and modules, not {shown(given)}")
-        self._given: list[Any] = list(given)
-        for each in self._given:
+        items: list[Any] = list(given)
+        for each in items:
             if not (is_module(each) or _is_tensor(each)):
                 raise TypeError(f"order has {shown(each)}, which is no tensor and no module")
-        self._listed = {id(each) for each in self._given}
+        self._listed = {id(each) for each in items}
         self._steps: dict[int, int] = {}  # of modules
         ranges, step = [], 0
-        for each in self._given:
+        for each in items:
             memory = [*self._memory(each)]
-            if memory and each is not self._given[0]:
+            if memory and each is not items[0]:
                 step += 1  # what has no memory would wait for that of the next
             ranges += [(address, size, step) for address, size in memory]
             if is_module(each):
@@ -131,7 +134,7 @@ class Order:
     def _is_over(self) -> bool:
         return bool(load().c.tms_order_is_over(self._number))
 
-    def _let_in(self, call: Call, module: Any, arguments: Any, keywords: Any) -> Any:
+    def _let_in(self, call: Call, module: Any, /, *arguments: Any, **keywords: Any) -> Any:
         """Calls a module when its memory is back. Until it returns, the gate lets the thread in.
 
         An interruption may come between any two steps here. So the library is called and what it
