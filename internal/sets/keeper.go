@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -111,7 +112,7 @@ func (k *Keeper) answer(from owner, asked control.Request, given *int) (reply co
 			words := "there is no complete set of that name"
 			if next := k.nextVersion(r.Name); next > 1 {
 				words += fmt.Sprintf(": its newest version was dropped, or was lost with a keeper that was killed. "+
-					"Processes that have version %d keep it; publish the next version whole", next-1)
+					"Processes keep the version that they have; publish version %d whole", next)
 			}
 			err = cuda.Refuse(cuda.SymbolNotFound, "%s", words)
 		case r.Op == control.Drop:
@@ -232,6 +233,7 @@ func (k *Keeper) seal(from owner, r control.SetRequest, given *int) (*set, error
 		s.Version = r.Restored
 	}
 	s.Sealed, s.Used, s.Tensors, s.maker, s.users[from] = sealed, sealed, r.Tensors, owner{}, 1
+	k.noteVersion(s.Name)
 	if nameless {
 		k.replace(s)
 		return s, nil
@@ -242,15 +244,47 @@ func (k *Keeper) seal(from owner, r control.SetRequest, given *int) (*set, error
 	return s, nil
 }
 
-// nextVersion returns the number of the next set that takes over a name.
+// nextVersion returns the number of the next set that takes over a name. As long as a process has any set of the name,
+// no number is given twice, even if its set is gone: ranks and programs compare numbers.
 func (k *Keeper) nextVersion(name string) (number uint64) {
 	for _, s := range k.sets {
-		if s.Name == name {
-			number = max(number, s.Version)
+		if s.Name == name && s.Sealed != 0 {
+			number = max(number, s.Version, k.notedVersion(s))
 		}
 	}
 	return number + 1
 }
+
+// noteVersion notes the highest number of a name with all sets of the name, for the next keeper. A set's users share the
+// file of its manifest, so the number is the time at which that was changed, in seconds. (utimensat)
+func (k *Keeper) noteVersion(name string) {
+	highest := k.nextVersion(name) - 1
+	if highest >= timesBegin {
+		return
+	}
+	times := [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Sec: int64(highest)}}
+	for _, s := range k.sets {
+		if s.Name == name && s.Sealed != 0 {
+			_ = k.held.Use(s.ID, func(manifest int) error {
+				_, _, code := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(manifest), 0,
+					uintptr(unsafe.Pointer(&times)), 0, 0, 0)
+				return code
+			})
+		}
+	}
+}
+
+// notedVersion returns what noteVersion has noted, or 0. A keeper of an older tms has left the time as it was.
+func (k *Keeper) notedVersion(s *set) uint64 {
+	var manifest unix.Stat_t
+	err := k.held.Use(s.ID, func(descriptor int) error { return unix.Fstat(descriptor, &manifest) })
+	if number := manifest.Mtim.Sec; err == nil && 0 < number && number < timesBegin {
+		return uint64(number)
+	}
+	return 0
+}
+
+const timesBegin = 1 << 30 // a time of 2004: smaller ones are numbers
 
 // replace takes its name from a set, unless the set is nil. Processes that have the set open keep its manifest. The
 // manifest's file can no longer be opened, which tells the next keeper that the set has no name. (fchmod)

@@ -442,6 +442,6 @@ func TestASetOfASnapshot(t *testing.T) {
 		require.False(t, asked(t, control.SetRequest{Op: control.Open, Set: id, Name: "a"}).OK, "its last user has gone")
 	}
 	make1(t, 50, "a", "chunk")
-	require.EqualValues(t, 6, sealed(t, 50, "manifest").Sets[0].Version)
+	require.EqualValues(t, 7, sealed(t, 50, "manifest").Sets[0].Version, "6 is not given twice")
 	named(50)
 }

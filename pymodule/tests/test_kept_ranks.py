@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from publishing import House
 
 sys.path.insert(0, str(Path(__file__).parent / "together"))
 
@@ -94,6 +95,23 @@ def test_ranks_that_find_different_versions(four: Ranks) -> None:
     for rank in (0, 2, 3):
         four.one(rank, "write(3)")
     assert four.all("together.advance(policy)") == [3] * 4
+
+
+def test_ranks_of_which_some_have_lost_a_version(four: Ranks) -> None:
+    """The next version of these does not pass for the version that the others still have."""
+    four.all("write(2)")
+    four.one(0, "other = follow()")
+    House(Path(four.one(0, "os.environ['XDG_RUNTIME_DIR']"))).kill_keeper()
+    assert four.one(0, "policy.newest") == 2
+    four.one(0, "del other")
+    for rank in (1, 2, 3):
+        four.one(rank, "write(3)")
+    for told in four.all("together.advance(policy)"):
+        assert isinstance(told, Told) and "advance('to version 3')" in str(told)
+    assert four.all("values()") == [[1, 1]] * 4
+    four.one(0, "write(3)")
+    assert four.all("together.advance(policy)") == [3] * 4
+    assert four.all("values()") == [[3, 3]] * 4
 
 
 def test_a_rank_that_is_killed(four: Ranks) -> None:

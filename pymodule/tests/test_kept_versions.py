@@ -558,11 +558,26 @@ def test_a_keeper_that_is_killed_with_both_versions(house: House) -> None:
     house.kill_keeper()  # no process has the newest
     for told in engine.run("policy.advance()"), trainer.run("write(4)"):
         assert "its newest version" in told and "lost with a keeper that was killed" in told
-        assert "have version 2 keep it; publish the next version whole" in told
+        assert "keep the version that they have; publish version 4 whole" in told
         assert "Publish it first" not in told
     assert engine.run("value(), policy.back(), value()") == [2, 1, 1]
     trainer.does("published('set', 5); write(6)")
-    assert engine.run("policy.advance(), value(), stays()") == [3, 6, True]
+    assert engine.run("policy.advance(), value(), stays()") == [5, 6, True]
+
+
+def test_no_version_has_the_number_of_another(house: House) -> None:
+    """Where it was dropped, or lost with keepers, and where a copy of it took the name over."""
+    trainer, engine = pair(house)
+    trainer.does("write(2)")
+    house.move("demote", "set")
+    house.move("drop", "set")
+    trainer.does("published('set', 3)")
+    assert engine.run("policy.newest") == 3
+    house.kill_keeper()
+    assert "publish version 4 whole" in engine.run("policy.newest")
+    house.kill_keeper()
+    trainer.does("published('set', 4)")
+    assert engine.run("policy.newest, policy.version, policy.advance(), value()") == [4, 1, 4, 4]
 
 
 def test_a_keeper_that_is_stopped(house: House) -> None:
