@@ -158,8 +158,10 @@ def test_temporary_files_go_where_they_can(copy: Path) -> None:
 
 
 def test_demo_in_an_odd_path_beside_what_a_user_has_set(copy: Path) -> None:
+    """It runs what was built, also where a script or a source has been changed since."""
+    for path in copy.rglob("*"):
+        os.utime(path, (0, 0))  # older than the build, or the demo would build
     (copy / "build").symlink_to(BUILD)
-    (copy / "go.mod").unlink()  # is newer than what was built
     variables = {"TMS_LIBRARY": "/nowhere", "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": "GPU-1"}
     done = run("scripts/demo.sh", cwd=copy, **variables)
     assert done.returncode == 0, done.stderr
