@@ -110,6 +110,25 @@ first([]), last([])
 assert Base.__call__ is plain
 """
 
+PAUSED = """
+from tms import _control
+first, last = Module(), Module()
+def paused(): return sum(tag["paused_bytes"] for d in tms.stats()["devices"] for tag in d["tags"])
+def pause(tag, real=_control.pause):
+    driver.cudasim_clear_failures()
+    return real(tag)
+_control.pause = pause
+for tag in "t", None:
+    tms.pause("t")
+    stand_behind(1)
+    tms.resume("t", order=[first, last])
+    stands()
+    with tms.paused(tag):
+        assert paused() == 8 * MiB
+    assert paused() == 0
+    first([]), last([])
+"""
+
 TENSORS = """
 first, last = Tensor(), Tensor()
 class Elsewhere:
@@ -138,7 +157,10 @@ for given in Storage(1, 2), Module, Tensor:
 """
 
 
-@pytest.mark.parametrize("program", [RUNS, FAILS, TENSORS], ids=["runs", "fails", "tensors"])
+PROGRAMS = {"runs": RUNS, "fails": FAILS, "paused": PAUSED, "tensors": TENSORS}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_modules_wait_for_their_memory(program: str) -> None:
     both = f"{BUILD}/lib/libtms.so {BUILD}/lib/libtms_reach.so"
     children.output(MODULES + program, LD_PRELOAD=both)

@@ -404,6 +404,9 @@ def paused(tag: str | None = None) -> Scope:
 
     def enter() -> set[str] | None:
         before = _paused_tags()
+        if before:  # perhaps a resume in an order is bringing it back
+            pause([])  # which waits for its turn, and takes nothing
+            before = _paused_tags()
         pause(tag)
         return before
 
