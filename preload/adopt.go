@@ -57,6 +57,12 @@ func (t *task) setsStay() error {
 			return cuda.Refuse(cuda.NotSupported, "the program is writing the set %q, which a snapshot cannot have before it is "+
 				"complete: try again then", s.Name)
 		}
+		for _, v := range s.versions() {
+			if v.Sealed != 0 && !v.file.Hashed() && p.isOpen(s) {
+				return cuda.Refuse(cuda.NotSupported, "the set %q was published without hashes, which need CUDA 12.0, so a restore "+
+					"could take another set for it: have the program close the set for the snapshot", s.Name)
+			}
+		}
 	}
 	return nil
 }

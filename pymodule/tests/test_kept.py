@@ -255,6 +255,23 @@ def test_a_snapshot_of_an_unfinished_set_is_refused(house: House, tmp_path: Path
     maker.does("raw('tms_kept_seal', handle, b'', 0)")
 
 
+def test_a_snapshot_of_a_set_without_hashes_is_refused(house: House, tmp_path: Path) -> None:
+    """A restore would take another set with the same tensors for it."""
+    criu = tmp_path / "criu"
+    criu.write_text("#!/bin/sh\necho Version: 99.0\n")
+    criu.chmod(0o700)
+    maker = house.program(CUDASIM_FAIL="cuLibraryLoadData:1:801,cuLibraryLoadData:2:801")
+    maker.does("published('set', 3)")
+    user = house.program("setsid")
+    user.does("attached()")
+    done = house.command(
+        "snapshot", str(user.process.pid), str(tmp_path / "snapshots"), "--force", TMS_CRIU=str(criu)
+    )
+    assert done.returncode != 0
+    assert 'the set "set" was published without hashes' in done.stderr
+    assert user.run("value()") == 3
+
+
 def test_a_killed_user_holds_nothing(house: House) -> None:
     maker, witness = house.program(), house.program()
     empty = witness.free()

@@ -25,6 +25,9 @@ type File struct {
 	Manifest []byte
 }
 
+// Hashed reports whether the file has hashes. Without them the files of two sets with the same manifest are equal.
+func (f File) Hashed() bool { return len(f.All) > 8+len(f.Manifest) }
+
 // Hash hashes a chunk, block by block.
 type Hash func(chunk control.KeptChunk, keys *digest.Keys) ([]digest.Sum, error)
 
