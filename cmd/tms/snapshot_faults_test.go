@@ -49,6 +49,9 @@ func actAtStep() {
 		if call != step || done.Swap(true) {
 			return nil
 		}
+		if what == "say" {
+			fmt.Fprintln(os.Stderr, "the command is at this step")
+		}
 		for until := time.Now().Add(time.Minute); os.Getenv(after) != "" && time.Now().Before(until); {
 			if _, err := os.Stat("/proc/" + os.Getenv(after)); err == nil {
 				break

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -15,7 +16,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
+	"tms/internal/snapshot"
 	"tms/internal/snapshot/tree"
 )
 
@@ -318,6 +321,91 @@ func TestTwoRestoresMakeASetOnce(t *testing.T) {
 	both.Wait()
 	setsComeTo(t, "version 1, 2 users, named")
 	endAll(t, inits...)
+}
+
+// Where no keeper runs, and where none has ever run, a copy has one for itself.
+func TestACopyStartsAKeeper(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) {
+		return
+	}
+	ownSockets(t)
+	t.Setenv("CUDASIM_UNCOUNTED", "1")
+	t.Setenv("TMS_COMMAND", tms)
+	directory := filepath.Join(t.TempDir(), "snapshots")
+	s := startSetUser(t)
+	require.Equal(t, "ok", s.do("malloc"))
+	succeeds(t, "snapshot", s.number(), directory, "--stop")
+	require.Error(t, s.Wait())
+	for _, ran := range []bool{false, true} {
+		if ran {
+			startKeeperOf(t)()
+		}
+		one, is := s.restored(t, directory, "-n", "1")
+		require.Equal(t, "ok", one.do("publish model 5"))
+		require.Equal(t, "5 of version 1", one.do("value model:made"))
+		endAll(t, is.Init)
+	}
+}
+
+// A program that goes on may close what it had open at its snapshot, and the keeper then has it no longer.
+func TestASetIsDroppedDuringItsSnapshot(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) {
+		return
+	}
+	startSets(t)
+	directory, goes := filepath.Join(t.TempDir(), "snapshots"), filepath.Join(t.TempDir(), "goes")
+	trainer, s := startSetUser(t), startSetUser(t)
+	require.Equal(t, "ok", trainer.do("publish model 5"))
+	require.Equal(t, "ok", s.do("malloc", "opened model"))
+	command := steppedCommand("sets", "say", "snapshot", s.number(), directory)
+	command.Env = append(command.Env, after+"=.."+goes)
+	said, err := os.Create(filepath.Join(t.TempDir(), "said"))
+	require.NoError(t, err)
+	defer said.Close()
+	command.Stderr = said
+	require.NoError(t, command.Start())
+	require.Eventually(t, func() bool {
+		text, _ := os.ReadFile(said.Name())
+		return strings.Contains(string(text), "at this step")
+	}, time.Minute, time.Millisecond)
+	require.Equal(t, "ok", s.do("malloc", "close model")) // the first waits until it goes on
+	require.Equal(t, "ok", trainer.do("close model:made"))
+	succeeds(t, "kept", "drop", "model")
+	require.Empty(t, setsKept(t))
+	require.NoError(t, os.WriteFile(goes, nil, 0o600))
+	err = command.Wait()
+	text, _ := os.ReadFile(said.Name())
+	require.NoError(t, err, "%s", text)
+	listed := parsed[[]snapshot.Entry](t, succeeds(t, "snapshots", directory, "--json"))
+	require.Len(t, listed, 1)
+	require.GreaterOrEqual(t, listed[0].Contents, int64(4<<20), "the set's chunks")
+	succeeds(t, "snapshots", "check", directory)
+}
+
+// A set of another user's keeper is refused, because a restore would find it at no keeper, and the program goes on.
+func TestASetOfAnotherUser(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) {
+		return
+	}
+	hermetic.Reachable(t, built(t, "lib", "libtms.so"))
+	ownSockets(t)
+	require.NoError(t, os.Chmod(os.Getenv("TMPDIR"), 0o777|os.ModeSticky))
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))
+	t.Setenv("CUDASIM_UNCOUNTED", "1")
+	script, err := os.ReadFile(filepath.Join("testdata", "setuser.py"))
+	require.NoError(t, err)
+	anna := &person{t, 61001}
+	program := exec.Command(tms, "run", "--", "python3", "-c", string(script))
+	program.Env = []string{"TMS_LIBRARY=" + built(t, "lib", "libtms.so"), "CUDASIM_MEMORY=256M", "TMS_COMMAND=" + tms}
+	s := startProgram(t, anna.as(program))
+	require.Equal(t, "ok", s.do("publish model 5"))
+	directory := filepath.Join(t.TempDir(), "snapshots")
+	fails(t, exitNo, `has attached the set "model", which user 61001's keeper holds`, "snapshot", s.number(), directory,
+		"--stop")
+	require.Equal(t, "5 of version 1", s.do("value model:made"))
 }
 
 // A thread that attaches a set again and again goes on after snapshots and in a restore, and holds none of them up.

@@ -133,14 +133,15 @@ func LockDirectory(directory string, patience time.Duration) (int, error) {
 	}
 }
 
-// Answered reports whether a process listens at an address.
+// Answered reports whether a process listens at an address. A copy's link to the keeper may lead nowhere (tms restore).
 func Answered(address string) bool {
 	probe, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return true
 	}
 	defer func() { _ = unix.Close(probe) }()
-	return !errors.Is(unix.Connect(probe, &unix.SockaddrUnix{Name: address}), unix.ECONNREFUSED)
+	err = unix.Connect(probe, &unix.SockaddrUnix{Name: address})
+	return !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.ENOENT)
 }
 
 // Namespaces lists the folders of a directory that are the directory of sockets in a PID namespace below this one:

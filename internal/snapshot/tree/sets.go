@@ -19,61 +19,75 @@ import (
 // Sets of memory that no process owns: a snapshot has the contents of those that its processes have open, and a restore
 // finds them at the keeper or has it hold them again, so that all restored programs on a GPU have them once.
 
-// mayHaveSets refuses sets of another user's keeper.
-func mayHaveSets(t *Tree, g *group.Group) error {
+// openSet is a set that a process has open. Its parts are the manifest and the chunks: the process's own descriptors,
+// and the keeper's, if the process has opened the set and not attached it.
+type openSet struct {
+	control.KeptSet
+	parts []sets.Part
+	lent  []sets.Part // those of the keeper
+}
+
+func (s *openSet) close() {
+	for _, part := range s.lent {
+		_ = part.Close()
+	}
+}
+
+// openSets returns each set that parked processes have open, once: the keeper may have a set no longer when the program
+// goes on. It refuses sets of another user's keeper.
+func openSets(t *Tree, g *group.Group) (all []*openSet, err error) {
+	done := map[uint64]bool{}
 	for _, m := range g.Members {
 		at := slices.IndexFunc(t.Processes, func(p snapshot.Process) bool { return p.PID == m.PID })
 		if user := os.Geteuid(); len(m.Kept) > 0 && at >= 0 && t.Processes[at].User != user {
-			return fmt.Errorf("process %d has attached the set %q, which user %d's keeper holds, and a restore would find that of "+
-				"user %d: have the program free these tensors for the snapshot", m.PID, m.Kept[0].Name, t.Processes[at].User, user)
+			return all, fmt.Errorf("process %d has attached the set %q, which user %d's keeper holds, and a restore would find "+
+				"that of user %d: have the program free these tensors for the snapshot", m.PID, m.Kept[0].Name,
+				t.Processes[at].User, user)
 		}
-	}
-	return nil
-}
-
-// saveSets puts each set that processes have open into blocks, once.
-func saveSets(ctx context.Context, writer *snapshot.Writer, g *group.Group) (saved []snapshot.Set, err error) {
-	done := map[uint64]bool{}
-	for _, m := range g.Members {
 		for _, kept := range m.Kept {
 			if done[kept.ID] {
 				continue
 			}
 			done[kept.ID] = true
-			if err = step("sets"); err != nil {
-				return nil, err
+			set := &openSet{KeptSet: kept}
+			all = append(all, set)
+			for _, each := range append([]control.KeptChunk{{ID: kept.ID}}, kept.Chunks...) {
+				part := sets.Part{File: m.Parts[each.ID], Bytes: each.Bytes}
+				if part.File == nil {
+					if part, err = sets.PartOf(kept, each.ID); err != nil {
+						return all, fmt.Errorf("the set %q: %w", kept.Name, err)
+					}
+					set.lent = append(set.lent, part)
+				}
+				set.parts = append(set.parts, part)
 			}
-			set, err := saveSet(ctx, writer, m, kept)
-			if err != nil {
-				return nil, fmt.Errorf("the set %q: %w", kept.Name, err)
-			}
-			saved = append(saved, set)
 		}
+	}
+	return all, nil
+}
+
+// saveSets puts sets into blocks.
+func saveSets(ctx context.Context, writer *snapshot.Writer, all []*openSet) (saved []snapshot.Set, err error) {
+	for _, open := range all {
+		if err = step("sets"); err != nil {
+			return nil, err
+		}
+		set, err := open.save(ctx, writer)
+		if err != nil {
+			return nil, fmt.Errorf("the set %q: %w", open.Name, err)
+		}
+		saved = append(saved, set)
 	}
 	return saved, nil
 }
 
-// saveSet reads the process's own descriptors. The keeper has those of a set that the process has opened and not attached.
-func saveSet(ctx context.Context, writer *snapshot.Writer, m *group.Member, kept control.KeptSet) (snapshot.Set, error) {
-	set := snapshot.Set{Name: kept.Name, Version: kept.Version, Device: kept.Device, Tensors: kept.Tensors,
-		Numbers: []uint64{kept.ID}, Chunks: make([]snapshot.Content, len(kept.Chunks))}
-	var parts []sets.Part
-	for _, each := range append([]control.KeptChunk{{ID: kept.ID}}, kept.Chunks...) {
-		part := sets.Part{File: m.Parts[each.ID], Bytes: each.Bytes}
-		if part.File == nil {
-			var err error
-			if part, err = sets.PartOf(kept, each.ID); err != nil {
-				return set, err
-			}
-			defer part.Close()
-		}
-		parts = append(parts, part)
-		if each.ID != kept.ID {
-			set.Numbers = append(set.Numbers, each.ID)
-		}
+func (s *openSet) save(ctx context.Context, writer *snapshot.Writer) (snapshot.Set, error) {
+	manifest, chunks := s.parts[0], s.parts[1:]
+	set := snapshot.Set{Name: s.Name, Version: s.Version, Device: s.Device, Tensors: s.Tensors, Numbers: []uint64{s.ID},
+		Nameless: !sets.HasName(manifest.File), Chunks: make([]snapshot.Content, len(chunks))}
+	for _, chunk := range s.Chunks {
+		set.Numbers = append(set.Numbers, chunk.ID)
 	}
-	manifest := parts[0]
-	set.Nameless = !sets.HasName(manifest.File)
 	info, err := manifest.Stat()
 	if err == nil {
 		set.File, err = writer.Add(ctx, manifest.File, info.Size())
@@ -81,8 +95,8 @@ func saveSet(ctx context.Context, writer *snapshot.Writer, m *group.Member, kept
 	if err != nil {
 		return set, err
 	}
-	return set, sets.EachInMemory(kept.Device, parts[1:], func(chunk int, file *os.File) (err error) {
-		set.Chunks[chunk], err = writer.Add(ctx, file, int64(parts[1+chunk].Bytes))
+	return set, sets.EachInMemory(s.Device, chunks, func(chunk int, file *os.File) (err error) {
+		set.Chunks[chunk], err = writer.Add(ctx, file, int64(chunks[chunk].Bytes))
 		return err
 	})
 }

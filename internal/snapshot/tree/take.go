@@ -141,7 +141,13 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		_ = os.RemoveAll(work)
 		return nil, both(err, goesOn())
 	}
-	if err = mayHaveSets(tree, g); err != nil {
+	open, err := openSets(tree, g)
+	defer func() {
+		for _, set := range open {
+			set.close()
+		}
+	}()
+	if err != nil {
 		_ = os.RemoveAll(work)
 		return nil, both(err, goesOn())
 	}
@@ -189,7 +195,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		defer lasts(&taken.Blocks)()
 		err := save(ctx, writer, g, manifest)
 		if err == nil {
-			manifest.Sets, err = saveSets(ctx, writer, g)
+			manifest.Sets, err = saveSets(ctx, writer, open)
 		}
 		return err
 	}
