@@ -104,7 +104,7 @@ func (e *Engine) Compact(ordinal int) (freed uint64, err error) {
 	for until := time.Now().Add(patience); len(left) > 0; {
 		back := e.transact("resume", o, func(s *segment) bool { return left[s] && s.is(paused) },
 			func(batches []*batch) error {
-				e.gather(batches, 0)
+				e.gather(batches, 0, nil)
 				return e.resume(batches, o)
 			}, func(*tag) {})
 		if back == nil || !retry.Sleep(until) {

@@ -101,8 +101,9 @@ func (x *extent) GiveBack() {
 	}
 }
 
-// gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes.
-func (e *Engine) gather(batches []*batch, limit uint64) {
+// gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes, that come back
+// at the same step of an order.
+func (e *Engine) gather(batches []*batch, limit uint64, step map[*segment]int) {
 	var p pace
 	for _, b := range batches {
 		b.extents = nil
@@ -115,7 +116,8 @@ func (e *Engine) gather(batches []*batch, limit uint64) {
 				continue
 			case s.extent != nil:
 				x = s.extent
-			case n > 0 && b.segments[n-1].extent == nil && s.follows(b.segments[n-1]) && x.Size+s.length() <= limit:
+			case n > 0 && b.segments[n-1].extent == nil && s.follows(b.segments[n-1]) &&
+				step[s] == step[b.segments[n-1]] && x.Size+s.length() <= limit:
 				x.add(s)
 				continue
 			default:
@@ -142,8 +144,7 @@ func (e *Engine) gather(batches []*batch, limit uint64) {
 // one range, and a segment that other processes open must stand alone (share.go).
 func (s *segment) follows(last *segment) bool {
 	return s.span.SameRange(last.span) && s.address == last.address+uintptr(last.length()) &&
-		s.userMapped == nil && last.userMapped == nil && s.shared == 0 && last.shared == 0 &&
-		s.outcome.step == last.outcome.step
+		s.userMapped == nil && last.userMapped == nil && s.shared == 0 && last.shared == 0
 }
 
 // Without a gate nothing can move what is live, and nearly all memory in extents that segments share may become slack.

@@ -334,7 +334,7 @@ func (e *Engine) tryResumeImports(tags []string, segments []*segment, last bool)
 		return s.imported == got[s].of
 	}
 	_ = e.transact("resume", o, wanted, func(batches []*batch) error {
-		e.gather(batches, 0)
+		e.gather(batches, 0, nil)
 		for _, b := range batches {
 			for n, x := range b.extents {
 				s := b.segments[n]

@@ -86,11 +86,11 @@ func (e *Engine) resumeInOrder(options Options) (mapped uint64, err error) {
 	var ending sync.WaitGroup
 	defer ending.Wait()
 	defer func() { e.count(all, asked, err, func(t *totals) *stats.Total { return &t.resumes }) }()
-	at, ends := map[*segment]int(nil), []int{0}
+	ends := []int{0}
 	step := func(n int) error {
 		o.step = n
 		batches := e.begin(o.Tags, func(s *segment) bool {
-			return resumes(s) && s.imported == nil && (n == 0 || at[s] == n)
+			return resumes(s) && s.imported == nil && (n == 0 || o.at[s] == n)
 		})
 		defer ending.Go(func() { // while the next step is copied
 			for _, b := range batches {
@@ -99,7 +99,7 @@ func (e *Engine) resumeInOrder(options Options) (mapped uint64, err error) {
 		})
 		return e.transactOn(batches, "resume", o, func(batches []*batch) error {
 			if n == 0 {
-				at, ends = e.steps(batches, options.Order.Ranges)
+				o.at, ends = e.steps(batches, options.Order.Ranges)
 			}
 			bytes, err := e.retake(batches, o, false)
 			if err == nil {
@@ -114,7 +114,7 @@ func (e *Engine) resumeInOrder(options Options) (mapped uint64, err error) {
 		return 0, fmt.Errorf("resume: %w", err)
 	}
 	e.dropWoken(o)
-	e.hold(at)
+	e.hold(o.at)
 	err = guard.Call(func() error { // after a panic, too, the program must not wait for what does not come
 		for n, end := range ends {
 			if n > 0 {
@@ -127,7 +127,7 @@ func (e *Engine) resumeInOrder(options Options) (mapped uint64, err error) {
 		return nil
 	})
 	if err != nil {
-		e.giveUp(o, at)
+		e.giveUp(o)
 	}
 	if options.Order.Ended(err); err != nil {
 		return mapped, fmt.Errorf("resume: %w", err)
@@ -142,7 +142,7 @@ func (b *batch) setLaterApart(o *operation) (rejoin func()) {
 		return func() {}
 	}
 	segments, extents := b.segments, b.extents
-	now := func(s *segment) bool { return s.outcome.step <= o.step }
+	now := func(s *segment) bool { return o.at[s] <= o.step }
 	b.segments = filter(segments, now)
 	b.extents = filter(extents, func(x *extent) bool { return now(x.segments[0]) })
 	b.later = filter(extents, func(x *extent) bool { return !now(x.segments[0]) })
@@ -156,8 +156,8 @@ func (b *batch) setLaterApart(o *operation) (rejoin func()) {
 
 // giveUp gives the memory back that was taken for steps which do not come. What the driver refuses to release goes with
 // the next resume, pause or free, as after other errors.
-func (e *Engine) giveUp(o *operation, at map[*segment]int) {
-	taken := e.begin(o.Tags, func(s *segment) bool { return s.is(paused) && s.extent != nil && at[s] > 0 })
+func (e *Engine) giveUp(o *operation) {
+	taken := e.begin(o.Tags, func(s *segment) bool { return s.is(paused) && s.extent != nil && o.at[s] > 0 })
 	_ = e.transactOn(taken, "resume", o, func(batches []*batch) error {
 		for _, b := range batches {
 			for _, x := range b.extents {
@@ -170,7 +170,7 @@ func (e *Engine) giveUp(o *operation, at map[*segment]int) {
 
 // steps joins small steps to those behind them, but for the first. It returns at which of the joined steps each segment
 // comes back, where that is not the first, and at which step of the order each of them ends. What has memory, after an
-// error, comes back at the first: it may be mapped at its addresses. The segments' outcomes say the same.
+// error, comes back at the first: it may be mapped at its addresses.
 func (e *Engine) steps(batches []*batch, ranges []OrderedRange) (at map[*segment]int, ends []int) {
 	ranges = slices.Clone(ranges)
 	slices.SortFunc(ranges, func(x, y OrderedRange) int { return cmp.Compare(x.Address, y.Address) })
@@ -211,7 +211,6 @@ func (e *Engine) steps(batches []*batch, ranges []OrderedRange) (at map[*segment
 	for s, step := range given {
 		if joined[step] > 0 {
 			at[s] = joined[step]
-			s.outcome.step = joined[step]
 		}
 	}
 	return at, ends

@@ -370,3 +370,67 @@ func TestAllocationsDuringOrders(t *testing.T) {
 	engine.Drain()
 	require.Zero(t, sim.Stat("handles"))
 }
+
+// orderOf returns an order of pieces of one size.
+func orderOf(t *testing.T, all []uintptr, size uint64, step func(int) int) *vmm.Order {
+	o := &vmm.Order{Back: func(int, uint64) {}, Ended: func(err error) { require.NoError(t, err) }}
+	for i, address := range all {
+		o.Ranges = append(o.Ranges, vmm.OrderedRange{Address: address, Size: size, Step: step(i)})
+	}
+	return o
+}
+
+// Where a piece was freed before its step, its slack says nothing of later orders: what shares its handle comes back.
+func TestAnOrderAfterAFreeBeforeAStep(t *testing.T) {
+	sim, _, engine := simulated(t, 1)
+	engine.CheckInvariants(true)
+	const size, extents = 4 << 20, 64 << 20
+	all := filled(t, engine, 4, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
+	require.NoError(t, pause(engine, vmm.Options{}))
+	order := orderOf(t, all, size, func(i int) int { return i / 2 })
+	order.Back = func(step int, _ uint64) {
+		if step == 0 {
+			frees(t, engine, all[2]) // it lies before all[3]
+		}
+	}
+	_, err := engine.Resume(vmm.Options{Order: order, ExtentBytes: extents})
+	require.NoError(t, err)
+	sim.Fail("cuMemRelease", 1, 999)
+	sim.Fail("cuMemRelease", 2, 999)
+	require.Error(t, pause(engine, vmm.Options{}))
+	sim.ClearFailures()
+	rest := []uintptr{all[0], all[1], all[3]}
+	order = orderOf(t, rest, size, func(int) int { return 0 })
+	_, err = engine.Resume(vmm.Options{Order: order, ExtentBytes: extents})
+	require.NoError(t, err)
+	for _, i := range []int{0, 1, 3} {
+		requireFilled(t, all[i], size, uint64(i))
+	}
+	frees(t, engine, rest...)
+}
+
+// After a resume that has failed, memory that shares its handle with slack is at no address, too.
+func TestAFailedResumeBesideSlack(t *testing.T) {
+	sim, driver, engine := simulated(t, 1)
+	engine.CheckInvariants(true)
+	const size = 4 << 20
+	r := vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost}
+	all := filled(t, engine, 2, r)
+	require.NoError(t, pause(engine, vmm.Options{}))
+	require.NoError(t, resume(engine, vmm.Options{ExtentBytes: 64 << 20}))
+	frees(t, engine, all[0])
+	r.Tag = "another"
+	another := malloc(t, engine, r)
+	sim.Fail("cuMemRelease", 1, 999)
+	require.Error(t, pause(engine, vmm.Options{}))
+	sim.ClearFailures()
+	require.NoError(t, pause(engine, vmm.Options{Tags: []string{"another"}}))
+	hog, err := driver.MemCreate(sim.Stat("free:0"), 0)
+	require.NoError(t, err)
+	require.ErrorIs(t, resume(engine, vmm.Options{}), cuda.OutOfMemory)
+	require.False(t, readable(all[1]))
+	require.NoError(t, driver.MemRelease(hog))
+	require.NoError(t, resume(engine, vmm.Options{}))
+	requireFilled(t, all[1], size, 1)
+	frees(t, engine, all[1], another)
+}

@@ -61,7 +61,7 @@ func (e *Engine) Pause(options Options) (freed uint64, err error) {
 		err = e.transact("resume", o, func(s *segment) bool {
 			return s.is(paused) && s.extent != nil && slices.ContainsFunc(s.extent.segments, saves)
 		}, func(batches []*batch) error {
-			e.gather(batches, 0)
+			e.gather(batches, 0, nil)
 			return e.resume(batches, o)
 		}, func(*tag) {})
 	}

@@ -156,7 +156,7 @@ func (e *Engine) retake(batches []*batch, o *operation, looks bool) (uint64, err
 	if err := o.barredFrom(names); err != nil {
 		return 0, err
 	}
-	e.gather(batches, o.ExtentBytes)
+	e.gather(batches, o.ExtentBytes, o.at)
 	for _, b := range batches {
 		if looks {
 			if err := e.shortageOn(b.device, b.held, b.moved, nil); err != nil {

@@ -135,7 +135,6 @@ type outcome struct {
 	saved
 	lost  bool    // of an import
 	aside uintptr // where a resume maps memory that its device cannot reach, or 0
-	step  int     // of an order, at which its memory comes back, while the first step takes that memory
 }
 
 type state int
@@ -320,7 +319,7 @@ func (t *tag) addSlack(s *segment) {
 }
 
 func (t *tag) listSlack(s *segment) {
-	s.state, s.owner, s.policy = slack, nobody, policy{}
+	s.state, s.owner, s.policy, s.outcome = slack, nobody, policy{}, outcome{state: slack}
 	s.device.count(s, int64(s.length()))
 	t.slack.Put(&s.free, s, s.span.Room(), s.span.Granules())
 }

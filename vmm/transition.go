@@ -57,6 +57,7 @@ type operation struct {
 	awaited   time.Duration   // for memory on its way, of which the resume is no slower
 
 	step      int              // of an order; after the first, memory is mapped at its addresses only with its contents
+	at        map[*segment]int // the step of an order at which it comes back, where that is not the first
 	postpones bool             // what a resume does not keep is given up when all is back:
 	postponed []store.Contents // this
 }

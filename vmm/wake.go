@@ -55,7 +55,7 @@ func (e *Engine) wake(s *segment) (woken bool, err error) {
 	e.mu.Unlock()
 	batches := e.batches(found)
 	err = e.transactOn(batches, "resume", o, func(batches []*batch) error {
-		e.gather(batches, 0)
+		e.gather(batches, 0, nil)
 		err := e.resume(batches, o)
 		woken = err == nil
 		return err
