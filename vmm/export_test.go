@@ -213,6 +213,11 @@ func PartBytes(bytes uint64) (before uint64) {
 // WatchLock sets the function that is called when the engine's lock is taken, and when it is let go.
 func WatchLock(watch func(taken bool)) { lockWatched = watch }
 
+// LookAtNeeds does what a Resume with Retried does first.
+func (e *Engine) LookAtNeeds() {
+	e.needs(e.choose(nil, func(s *segment) bool { return s.is(paused) }))
+}
+
 // Names returns how many tags, lines, pending frees and known things the engine remembers.
 func (e *Engine) Names() (count int) {
 	e.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -433,4 +434,28 @@ func TestAFailedResumeBesideSlack(t *testing.T) {
 	require.NoError(t, resume(engine, vmm.Options{}))
 	requireFilled(t, all[1], size, 1)
 	frees(t, engine, all[1], another)
+}
+
+// A client that asks again for a resume does not wait for its turn, and looks at memory that an order is mapping. (For
+// the race detector.)
+func TestALookAtNeedsDuringAnOrder(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	const size = 4 << 20
+	all := filled(t, engine, 6, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
+	require.NoError(t, pause(engine, vmm.Options{}))
+	var others sync.WaitGroup
+	var over atomic.Bool
+	others.Go(func() {
+		for !over.Load() {
+			engine.LookAtNeeds()
+		}
+	})
+	// Whatever this waited for would order what the detector must see as not ordered.
+	defer at("cuMemSetAccess", func() error { time.Sleep(5 * time.Millisecond); return nil })()
+	_, err := engine.Resume(vmm.Options{Order: orderOf(t, all, size, func(i int) int { return i })})
+	over.Store(true)
+	require.NoError(t, err)
+	others.Wait()
+	requireAll(t, all, size)
+	frees(t, engine, all...)
 }

@@ -133,7 +133,7 @@ func (e *Engine) needs(segments []*segment) map[*device]need {
 	for _, s := range segments {
 		n := of[s.device]
 		n.bytes += s.length()
-		if s.extent != nil && s.extent.Step > mapping.None {
+		if s.extent != nil { // with memory: only its owner may read the step
 			n.held += s.length()
 		}
 		of[s.device] = n
