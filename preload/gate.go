@@ -395,9 +395,10 @@ func (p *Process) closeGate(deadline time.Time, timeout time.Duration, before fu
 				return deadline, err
 			}
 		}
-		// Also where it was closed: a resume in an order may have let threads in, and has failed since.
+		// Also where it was closed: a resume in an order may have let threads in, and has failed since. NCCL takes
+		// its own memory there, and may wait for processes that are still paused.
 		var inside *gateUser
-		if !poll(deadline, func() bool { inside = findInside(); return inside == nil }) {
+		if !poll(deadline, func() bool { inside = findInside(closed); return inside == nil }) {
 			return deadline, late("thread %s has not come back from %s within %v", inside.name(), inside.function(),
 				timeout)
 		}

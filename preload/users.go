@@ -25,10 +25,10 @@ func gateUsers(look func(gateUser) bool) {
 	}
 }
 
-// findInside returns a thread that gives a device work now, or nil.
-func findInside() *gateUser {
+// findInside returns a thread that gives a device work now, or nil; with letIn only a thread that the gate has let in.
+func findInside(letIn bool) *gateUser {
 	for user := range gateUsers {
-		if user.works && user.lives {
+		if bool(user.works && user.lives) && !(letIn && bool(user.passes)) {
 			return &user
 		}
 	}

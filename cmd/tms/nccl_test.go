@@ -620,3 +620,14 @@ func TestNCCLIsUsedByAll(t *testing.T) {
 	c.do("calm")
 	c.goesOnWith(96)
 }
+
+// While NCCL waits for a rank in another process to take its memory again, a pause takes what the program has.
+func TestAPauseWhileNCCLWaitsForRanks(t *testing.T) {
+	ranks := startSpread(t)
+	spread(t, "pause", "--everything")
+	require.Contains(t, succeeds(t, "resume", ranks[0].number()), "NCCL takes its memory again when")
+	require.Contains(t, succeeds(t, "pause", "--timeout", "20", ranks[0].number()), "freed")
+	ranks[0].refused("NCCL is being resumed", "pause", "--timeout", "2", ranks[0].number(), "--everything")
+	spread(t, "resume")
+	ranks.goOnWith(72)
+}

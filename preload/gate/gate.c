@@ -120,6 +120,7 @@ HIDDEN bool gate_look(const void **cursor, struct gate_user *user)
 			.stream = atomic_load(&mark->stream),
 			.works = inside == TRYING || inside == INSIDE,
 			.captures = call->kind == CAPTURE,
+			.passes = call->kind == PASS,
 		};
 		user->lives = atomic_load(&mark->taken) && lives(user->thread);
 		return true;

@@ -11,6 +11,7 @@ struct gate_user { /* a thread, and the call that it is in or made last */
 	bool lives;
 	bool works; /* it gives the device work now */
 	bool captures; /* by beginning to capture a stream */
+	bool passes; /* it is a thread of this library, which a closed gate does not stop */
 	const char *call;
 	uintptr_t stream;
 };
