@@ -77,31 +77,34 @@ func (p *Process) resumeInOrder(e *vmm.Engine, o *orderedResumeOperation) (uint6
 	first := make(chan firstStep, 2)
 	go func() {
 		defer C.operation_leave_threads()
-		bytes := uint64(0)
+		bytes, failed := uint64(0), error(nil)
 		err := goruntime.Run(func() error {
 			how := gating{idle: notIdle, other: func() (err error) {
-				bytes, err = p.bringBack(e, o, first)
+				bytes, failed, err = p.bringBack(e, o, first)
 				return err
 			}}
 			_, err := p.pauseAtOnce(e, vmm.Options{Tags: o.options.Tags}, orderWithin, orderWithin, how)
 			return err
 		})
 		first <- firstStep{bytes, err} // nothing reads it where the caller has gone on
+		if failed != nil {             // a full stderr keeps this thread, and no pause
+			goruntime.Log(failed.Error())
+		}
 	}()
 	back := <-first
 	return back.bytes, back.err
 }
 
 // bringBack resumes while the gate is closed. It lets threads in step by step, from the first step on, and tells first
-// when those may go on.
-func (p *Process) bringBack(e *vmm.Engine, o *orderedResumeOperation, first chan<- firstStep) (uint64, error) {
+// when those may go on. failed is the error that nothing else returns, because the caller has gone on.
+func (p *Process) bringBack(e *vmm.Engine, o *orderedResumeOperation, first chan<- firstStep) (mapped uint64, failed,
+	err error) {
 	if err := freeForOrder(e); err != nil { // a gated pause has ended since
-		return 0, err
+		return 0, nil, err
 	}
 	options, begun := o.options, false
 	options.Barred = p.socket.Outside().Covers
 	p.findPlaces(e)
-	mapped, failed := uint64(0), error(nil)
 	options.Order = &vmm.Order{
 		Ranges: o.ranges,
 		Back: func(step int, mapped uint64) {
@@ -120,14 +123,14 @@ func (p *Process) bringBack(e *vmm.Engine, o *orderedResumeOperation, first chan
 			}
 		},
 	}
-	err := guard.Call(func() (err error) {
+	err = guard.Call(func() (err error) {
 		mapped, err = e.Resume(options)
 		return err
 	})
-	if begun && err != nil { // nothing else returns it
-		goruntime.Log(cmp.Or(failed, err).Error())
+	if begun {
+		failed = cmp.Or(failed, err)
 	}
-	return mapped, err
+	return mapped, failed, err
 }
 
 // beginOrder lets in threads that wait for their steps, unless a client stops the program.

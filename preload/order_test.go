@@ -28,7 +28,7 @@ func TestResumeWithAnOrder(t *testing.T) {
 	o = run(t, program, []string{"not held"}).succeeded(t)
 	require.Contains(t, o.stderr, "start the program with tms run")
 	t.Run("failing, with a full stderr", func(t *testing.T) {
-		// The order's own thread stands when it writes its line, and the resume that follows does not wait for that.
+		// The order's own thread stands when it writes its line, and neither the resume nor the pause that follow wait for that.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		command := exec.CommandContext(ctx, program, "failing")

@@ -307,6 +307,9 @@ static void failing(void)
 	EXPECT(cudaDeviceSynchronize(), 0);
 	--*(unsigned *)all[1];
 	all_is_back();
+	EXPECT(tms_pause_gated("t", 600), 0);
+	EXPECT(tms_resume("t"), 0);
+	all_is_back();
 }
 
 static sem_t callback;
