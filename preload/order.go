@@ -59,16 +59,19 @@ type firstStep struct {
 
 // freeForOrder returns an error where something keeps the gate closed for longer than an order: the order would let
 // threads in to what that keeps paused.
-func freeForOrder(e *vmm.Engine) error {
+func (p *Process) freeForOrder(e *vmm.Engine) error {
 	if bool(C.checkpoint_asked()) || e.Records().Gated() {
 		return errors.New("a gated pause, or another order, keeps memory paused")
+	}
+	if p.nccl.suspended.Load() {
+		return errors.New("NCCL has not taken its memory again since a pause of everything")
 	}
 	return nil
 }
 
 // resumeInOrder returns when the first step is back, and how many bytes that was. After an error nothing has changed.
 func (p *Process) resumeInOrder(e *vmm.Engine, o *orderedResumeOperation) (uint64, error) {
-	if err := freeForOrder(e); err != nil {
+	if err := p.freeForOrder(e); err != nil {
 		return 0, err
 	}
 	if !C.operation_has_threads() {
@@ -99,7 +102,7 @@ func (p *Process) resumeInOrder(e *vmm.Engine, o *orderedResumeOperation) (uint6
 // when those may go on. failed is the error that nothing else returns, because the caller has gone on.
 func (p *Process) bringBack(e *vmm.Engine, o *orderedResumeOperation, first chan<- firstStep) (mapped uint64, failed,
 	err error) {
-	if err := freeForOrder(e); err != nil { // a gated pause has ended since
+	if err := p.freeForOrder(e); err != nil { // a gated pause has ended since
 		return 0, nil, err
 	}
 	options, begun := o.options, false
