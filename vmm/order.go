@@ -21,8 +21,8 @@ type Order struct {
 	// back, with the bytes of all that. From its first call on the gate keeps the program from the rest: Host.Gated has
 	// said so.
 	Back func(step int, mapped uint64)
-	// Ended is called when all is back, with nil, or after Back was called and the rest does not come. No other pause or
-	// resume has a turn before Ended returns.
+	// Ended is called when all is back, with nil, or when the first step is back and the rest does not come. No other
+	// pause or resume has a turn before Ended returns.
 	Ended func(error)
 }
 
@@ -113,9 +113,9 @@ func (e *Engine) resumeInOrder(options Options) (mapped uint64, err error) {
 	if err := step(0); err != nil {
 		return 0, fmt.Errorf("resume: %w", err)
 	}
-	e.dropWoken(o)
-	e.hold(o.at)
 	err = guard.Call(func() error { // after a panic, too, the program must not wait for what does not come
+		e.dropWoken(o)
+		e.hold(o.at)
 		for n, end := range ends {
 			if n > 0 {
 				if err := step(n); err != nil {
@@ -127,7 +127,7 @@ func (e *Engine) resumeInOrder(options Options) (mapped uint64, err error) {
 		return nil
 	})
 	if err != nil {
-		e.giveUp(o)
+		err = cmp.Or(guard.Call(func() error { e.giveUp(o); return nil }), err)
 	}
 	if options.Order.Ended(err); err != nil {
 		return mapped, fmt.Errorf("resume: %w", err)

@@ -459,3 +459,23 @@ func TestALookAtNeedsDuringAnOrder(t *testing.T) {
 	requireAll(t, all, size)
 	frees(t, engine, all...)
 }
+
+// After a panic behind the first step, too, the caller knows that the rest does not come.
+func TestAPanicDuringAnOrder(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	const size = 4 << 20
+	all := filled(t, engine, 2, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
+	require.NoError(t, pause(engine, vmm.Options{}))
+	var ended []error
+	order := orderOf(t, all, size, func(i int) int { return i })
+	order.Ended = func(err error) { ended = append(ended, err) }
+	vmm.HostOf(engine).SetGated(func(bool) { panic("on purpose") })
+	_, err := engine.Resume(vmm.Options{Order: order})
+	vmm.HostOf(engine).SetGated(nil)
+	require.ErrorContains(t, err, "on purpose")
+	require.Len(t, ended, 1)
+	require.ErrorContains(t, ended[0], "on purpose")
+	require.NoError(t, resume(engine, vmm.Options{}))
+	requireAll(t, all, size)
+	frees(t, engine, all...)
+}
