@@ -11,9 +11,10 @@ import (
 	"tms/vmm/stats"
 )
 
-// emptyLimit is how long a pause waits for PyTorch to give memory back. It takes Python's lock, and the allocator's,
-// which a thread of the program may hold; then the pause saves what is cached, too.
-const emptyLimit = time.Second
+// beginLimit is how long a pause waits for Python's lock, which a thread of the program may hold as long as it likes, and
+// endLimit how long PyTorch has to give memory back: it takes the allocator's lock, which a thread may hold that waits.
+// Then the pause saves what is cached, too. Clients wait longer than that (group.AnswerTime) beyond the timeout.
+const beginLimit, endLimit = time.Second, 4 * time.Second
 
 // emptyTorchCache has PyTorch give back what it only caches, if a pause of the tags would save contents. It is called
 // while no stream is being captured or can begin to be, and before the gate closes: a thread that waits there may hold
@@ -35,7 +36,8 @@ func emptyTorchCache(e *vmm.Engine, options vmm.Options, timeout time.Duration) 
 	}
 	for _, d := range e.Records().Recorded().Devices {
 		if slices.ContainsFunc(d.Tags, saves) {
-			C.pytorch_empty_cache(C.double(min(emptyLimit, timeout/4).Seconds()))
+			end := min(endLimit, timeout/4)
+			C.pytorch_empty_cache(C.double(min(beginLimit, end).Seconds()), C.double(end.Seconds()))
 			return
 		}
 	}

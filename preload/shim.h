@@ -293,7 +293,7 @@ HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*dev
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t result);
 
 /* pytorch.c */
-HIDDEN void pytorch_empty_cache(double seconds); /* waits so long at most */
+HIDDEN void pytorch_empty_cache(double claim, double end); /* seconds to begin, and to end, from the call on */
 
 /* control.c: the socket through which others steer the process. */
 struct control_environment {
