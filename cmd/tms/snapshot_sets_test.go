@@ -323,6 +323,33 @@ func TestTwoRestoresMakeASetOnce(t *testing.T) {
 	endAll(t, inits...)
 }
 
+// The processes of a tree have their sets once, in its restore and in copies.
+func TestATreeSharesASet(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) { // the numbers are free at the restore
+		return
+	}
+	killKeeper := startSets(t)
+	directory := filepath.Join(t.TempDir(), "snapshots")
+	s := startSetUser(t)
+	require.Equal(t, "ok", s.do("publish model 5", "child attach model", "child publish other 6"))
+	taken := parsed[tree.Taken](t, succeeds(t, "snapshot", s.number(), directory, "--json", "--stop"))
+	require.Len(t, taken.Processes, 2)
+	for _, pid := range taken.Processes {
+		awaitEnd(t, pid)
+	}
+	killKeeper()
+	startKeeperOf(t)
+	for _, arguments := range [][]string{nil, {"-n", "1"}} {
+		one, is := s.restored(t, directory, arguments...)
+		setsComeTo(t, "version 1, 1 users, named", "version 1, 2 users, named")
+		require.Equal(t, "5 of version 1", one.do("value model:made"))
+		require.Equal(t, "5 of version 1", one.do("child value model"))
+		require.Equal(t, "6 of version 1", one.do("child value other:made"))
+		endAll(t, is.Processes...)
+	}
+}
+
 // Where no keeper runs, and where none has ever run, a copy has one for itself.
 func TestACopyStartsAKeeper(t *testing.T) {
 	needsCRIU(t)

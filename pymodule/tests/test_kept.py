@@ -265,7 +265,11 @@ def test_a_snapshot_of_a_set_without_hashes_is_refused(house: House, tmp_path: P
     user = house.program("setsid")
     user.does("attached()")
     done = house.command(
-        "snapshot", str(user.process.pid), str(tmp_path / "snapshots"), "--force", TMS_CRIU=str(criu)
+        "snapshot",
+        str(user.process.pid),
+        str(tmp_path / "snapshots"),
+        "--force",
+        TMS_CRIU=str(criu),
     )
     assert done.returncode != 0
     assert 'the set "set" was published without hashes' in done.stderr

@@ -6,6 +6,7 @@ It answers each line of its standard input with a line.
 from __future__ import annotations
 
 import ctypes
+import subprocess
 import sys
 import threading
 import time
@@ -138,6 +139,18 @@ def value(name: str) -> str:
     number = ctypes.c_uint64()
     call("tms_kept_version", sets[name], ctypes.byref(number))
     return f"{' '.join(map(str, found))} of version {number.value}"
+
+
+def child(*line: str) -> str:
+    """Has a child answer the line, which it starts first."""
+    global children
+    if "children" not in globals():
+        children = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+    children.stdin.write(" ".join(line) + "\n")
+    children.stdin.flush()
+    return children.stdout.readline().strip()
 
 
 def main() -> None:
