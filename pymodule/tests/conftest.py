@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 
@@ -21,6 +22,12 @@ OWN = "TESTS_OWN_FOLDERS"
 """The variable with the process that owns the folders, and their names, separated by colons."""
 
 
+OPEN = "TESTS_OPEN"
+"""The variable with the descriptor that tells leftovers.sh of the end of this process."""
+
+watchers: list[subprocess.Popen[bytes]] = []
+
+
 def apart() -> None:
     """Keeps the tests and the rest of the machine apart; see internal/aid/hermetic."""
     meeting = tempfile.mkdtemp(prefix="tms-test-", dir="/tmp")  # short, for paths of sockets
@@ -29,6 +36,21 @@ def apart() -> None:
     if len(beside) > 50:  # for sockets' paths
         beside = "/tmp"
     files = tempfile.mkdtemp(prefix="tms-test-", dir=beside)
+    read, write = os.pipe()
+    leftovers = BUILD.parent / "internal" / "aid" / "hermetic" / "leftovers.sh"
+    watchers.append(
+        subprocess.Popen(
+            ["sh", leftovers, f"TESTS_OF={meeting}", meeting, files],
+            stdin=read,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.environ["PATH"]},
+            cwd="/",
+            start_new_session=True,
+        )
+    )
+    os.close(read)
+    os.environ.update({"TESTS_OF": meeting, OPEN: str(write)})
     os.environ[OWN] = f"{os.getpid()}:{meeting}:{files}"
     os.environ.update({"XDG_RUNTIME_DIR": meeting, "TMPDIR": files})
     os.environ.pop("TMS_NO_INSTALL", None)  # is the scripts', and the library would warn of it
@@ -61,6 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not own():
         apart()
     if hasattr(ctypes.CDLL(None), "tms_pause"):
+        os.set_inheritable(int(os.environ[OPEN]), False)
+        os.register_at_fork(after_in_child=lambda: os.close(int(os.environ[OPEN])))
         return
     if re.search(r"[\s:]", str(BUILD)):
         pytest.exit(
@@ -76,4 +100,5 @@ def pytest_configure(config: pytest.Config) -> None:
         capture.stop_global_capturing()
     command = [sys.executable, "-m", "pytest", *config.invocation_params.args]
     os.chdir(config.invocation_params.dir)
+    os.set_inheritable(int(os.environ[OPEN]), True)
     os.execve(sys.executable, command, environment())

@@ -23,15 +23,14 @@ import (
 
 // Main runs the tests, after what prepares them, and returns their exit code. XDG_RUNTIME_DIR and TMPDIR are folders of
 // this process alone, so its processes meet no other's. A process that is still there a minute after the last test is a
-// failure. Its children do not ignore the signals that it itself was started to ignore, as happens in the background of
-// a script. Main begins a session where the tests belong to a session from outside of the container, as CRIU cannot take
-// the programs of such a session.
+// failure. However this process ends, its processes and folders end with it. Its children do not ignore the signals that
+// it itself was started to ignore, as happens in the background of a script. Main begins a session where the tests
+// belong to a session from outside of the container, as CRIU cannot take the programs of such a session.
 func Main(m *testing.M, prepare ...func() error) int {
 	meeting, err := os.MkdirTemp("/tmp", "tms-test-") // whatever TMPDIR is, because a socket's path must be short
 	if err != nil {
 		return failed(err)
 	}
-	defer func() { _ = os.RemoveAll(meeting) }()
 	beside := os.TempDir()
 	if len(beside) > 50 { // a test's socket there would have a path of more than 107 bytes
 		beside = "/tmp"
@@ -40,18 +39,18 @@ func Main(m *testing.M, prepare ...func() error) int {
 	if err != nil {
 		return failed(err)
 	}
-	defer func() { _ = os.RemoveAll(files) }()
+	end, err := endsWithThis(meeting, files)
+	if err != nil {
+		return failed(err)
+	}
+	defer end()
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGINT, syscall.SIGHUP, syscall.SIGTERM)
+	go func() { os.Exit(128 + int((<-ended).(syscall.Signal))) }()
 	if err := os.Chmod(files, 0o755); err != nil { // for programs that become another user
 		return failed(err)
 	}
-	ended := make(chan os.Signal, 1)
-	signal.Notify(ended, syscall.SIGINT, syscall.SIGHUP, syscall.SIGTERM)
-	go func() {
-		number := (<-ended).(syscall.Signal)
-		_, _ = os.RemoveAll(meeting), os.RemoveAll(files)
-		os.Exit(128 + int(number))
-	}()
-	for name, folder := range map[string]string{"XDG_RUNTIME_DIR": meeting, "TMPDIR": files} {
+	for name, folder := range map[string]string{"XDG_RUNTIME_DIR": meeting, "TMPDIR": files, ofTests: meeting} {
 		if err := os.Setenv(name, folder); err != nil {
 			return failed(err)
 		}

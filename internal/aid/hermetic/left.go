@@ -2,10 +2,14 @@ package hermetic
 
 import (
 	"bytes"
+	"cmp"
+	_ "embed"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"time"
 )
 
@@ -31,6 +35,25 @@ func allEnded(meeting string, patience time.Duration) error {
 		}
 	}
 	return fmt.Errorf("processes of these tests still ran %v after the last test:%s", patience, &names)
+}
+
+// ofTests is the variable that all processes of these tests have, also those to which a test has given other folders.
+const ofTests = "TESTS_OF"
+
+//go:embed leftovers.sh
+var leftovers string
+
+// endsWithThis starts a process that waits for the end of this one, and then kills what the tests have left and removes
+// their folders. The function that it returns has it do so now.
+func endsWithThis(meeting, files string) (end func(), err error) {
+	watcher := exec.Command("/bin/sh", "-c", leftovers, "sh", ofTests+"="+meeting, meeting, files)
+	watcher.Env = []string{"PATH=" + cmp.Or(os.Getenv("PATH"), "/usr/bin:/bin")} // not as one of the tests
+	watcher.Dir, watcher.SysProcAttr = "/", &syscall.SysProcAttr{Setsid: true}
+	open, err := watcher.StdinPipe()
+	if err == nil {
+		err = watcher.Start()
+	}
+	return func() { _, _ = open.Close(), watcher.Wait() }, err
 }
 
 // startedWith returns the other processes that have this variable.
