@@ -56,6 +56,7 @@ def four() -> Iterator[Ranks]:
     with Ranks(4, XDG_RUNTIME_DIR=place, TMPDIR=place, CUDASIM_SHARED=shared) as ranks:
         assert ranks.all(FOLLOW) == [None] * 4
         yield ranks
+    House(Path(place)).end()  # the keeper, which has the sets of the ranks
     shutil.rmtree(place, ignore_errors=True)
 
 
