@@ -13,9 +13,11 @@ def main() -> None:
     """Never returns: the process executes the command."""
     os.environ["_TMS_PYTHON"] = sys.executable  # for what the command does in Python
     try:
-        os.execv(path := command_path(), ["tms", *sys.argv[1:]])
+        path = command_path()
     except LibraryNotFoundError as error:
         sys.exit(f"tms: {error}")
+    try:
+        os.execv(path, ["tms", *sys.argv[1:]])
     except OSError as error:
         sys.exit(
             f"tms: {path} cannot be run: {error.strerror}. Where its file system is mounted with "
