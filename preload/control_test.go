@@ -610,7 +610,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		closed  bool     // what follows it gets no reply
 	}{
 		{"{}\n", []string{"version 0"}, false},
-		{`{"version":4,"op":"status","more":1}` + "\n", []string{"version 4"}, false},
+		{`{"version":5,"op":"status","more":1}` + "\n", []string{"version 5"}, false},
 		{`{"version":1,"op":"explode"}` + "\n", []string{`no operation "explode"`}, false},
 		{`{"version":1,"op":"keep","everywhere":true}` + "\n", []string{""}, false},
 		{`{"version":1,"op":"status","tag":"a"}` + "\n", []string{"status takes no tag"}, false},
