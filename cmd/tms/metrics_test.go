@@ -168,7 +168,7 @@ func (p patient) SetWriteDeadline(limit time.Time) error {
 	return nil
 }
 
-// connections is a listener whose clients are pipes, which have no memory between their ends.
+// connections is a listener. Its clients are pipes, so a write waits until it is read.
 type connections chan net.Conn
 
 func (c connections) Addr() net.Addr { return &net.UnixAddr{} }

@@ -41,7 +41,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Enters:
-    """The library, of which an order is in progress whose memory is back; counts who is let in."""
+    """Stands in for the library during an order. It counts the threads that are let in."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.let_in, self.most, self.over, c = 0, 0, False, load().c

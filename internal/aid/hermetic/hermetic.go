@@ -177,7 +177,7 @@ func OtherUsers(t testing.TB) {
 	}
 }
 
-// Reachable skips a test whose programs of other users need a file that these cannot reach, as in root's home directory.
+// Reachable skips a test if other users cannot reach a file that its programs need, as in root's home directory.
 func Reachable(t testing.TB, file string) {
 	t.Helper()
 	for folder := filepath.Dir(file); folder != "/"; folder = filepath.Dir(folder) {
