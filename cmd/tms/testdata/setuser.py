@@ -30,7 +30,7 @@ def malloc() -> str:
 
 
 def publish(name: str, value: str, seals: str = "") -> str:
-    """Makes a version whose bytes all have a value, and with "open" leaves it incomplete."""
+    """Makes a version with one value in all bytes. With "open" it stays incomplete."""
     made, address = ctypes.c_void_p(), ctypes.c_void_p()
     call("tms_kept_create", ctypes.byref(made), name.encode(), ctypes.c_int(-1))
     for size in CHUNKS:
